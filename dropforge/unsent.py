@@ -2,7 +2,7 @@
 
 A training does not wait for MLflow, as GPUs would idle. Its folder is its own, and what is sent has Airflow's rights:
 tags that no training may set are left out. Checkpoints as logged models stay in their file: the tag
-`dropforge.checkpoints` has them.
+`dropforge.checkpoints` that is sent has them.
 """
 
 from __future__ import annotations

@@ -92,6 +92,10 @@ def test_marks_move_and_what_retention_deletes_is_marked(run: Tracking) -> None:
     attempt(run, [seal(10, 5.0)], [seal(10, 5.0), seal(20, 4.0)], [seal(20, 4.0), seal(30, 6.0)])
     assert marks(run) == {"step-10": {"deleted"}, "step-20": {"best"}, "step-30": {"last"}}
     assert seen(run)["step-10"].tags[NOTE].startswith("**Deleted**")
+    states = {name: model.status.name for name, model in seen(run).items()}
+    assert states == {"step-10": "FAILED", "step-20": "READY", "step-30": "READY"}
+    attempt(run, [seal(10, 5.0)])  # a resumed training has made it again
+    assert (marks(run)["step-10"], seen(run)["step-10"].status.name) == ({"best", "last"}, "READY")
 
 
 def test_another_attempt_finds_what_is_there(run: Tracking) -> None:

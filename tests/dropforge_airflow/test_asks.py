@@ -308,8 +308,8 @@ def test_each_result_has_its_answer(server: Server, yard: Yard) -> None:
         "not done: its job ended without a word; see DAG run dag-run-1 in Airflow",
     ]
     assert {(row["key"], row["value"], row["step"], row["model_id"]) for row in server.metrics} == {
-        ("asked/loss", 2.5, 10, "m-1"),
-        ("asked/accuracy", 0.5, 10, "m-1"),
+        ("checkpoint_eval/loss", 2.5, 10, "m-1"),
+        ("checkpoint_eval/accuracy", 0.5, 10, "m-1"),
     }
     assert asked.answer([], "dag-run-2") == []  # nothing was asked for
 

@@ -1,8 +1,8 @@
 """Each kept checkpoint as a logged model of the MLflow run: `step-N` with its figures, marked when it is deleted.
 
 What MLflow shows is made like what exists, as often as it takes: a checkpoint is known by its digest, so another
-attempt or a repeated call finds the model that is there. A server without logged models leaves the tag
-`dropforge.checkpoints` of the run, which the trainer sets anyway.
+attempt or a repeated call finds the model that is there. Where they cannot be made, as on a server without logged
+models, the run has the tag `dropforge.checkpoints` instead.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from trainer.state.retention import best_steps
 PREFIX: Final = "dropforge."
 BEST, LAST, DELETED = f"{PREFIX}best", f"{PREFIX}last", f"{PREFIX}deleted"
 _READY: Final = "LOGGED_MODEL_READY"
+_GONE: Final = "LOGGED_MODEL_UPLOAD_FAILED"  # of MLflow's states the one without files to load
 _PAGE: Final = 50
 
 
@@ -132,23 +133,30 @@ class Models:
     """Keeps MLflow's logged models like the checkpoints; a task of the tracker's thread."""
 
     def __init__(
-        self, rest: Rest, tracking: Tracking, say: Callable[[str], None], dataset: tuple[str, str] | None = None
+        self,
+        rest: Rest,
+        tracking: Tracking,
+        say: Callable[[str], None],
+        dataset: tuple[str, str] | None = None,
+        on_absent: Callable[[], None] = lambda: None,
     ) -> None:
         self._rest = rest
+        self._on_absent = on_absent
         self._tracking = tracking
         self._say = say
         self._dataset = {} if dataset is None else {"dataset_name": dataset[0], "dataset_digest": dataset[1]}
         self._wanted: list[Shown] | None = None
         self._found: dict[str, Model] | None = None
         self._given_up: set[str] = set()
-        self._absent = False
+        #: Whether this server has no logged models.
+        self.absent = False
 
     def show(self, checkpoints: list[Shown]) -> None:
         """Have exactly these seen as kept; returns at once."""
         self._wanted = checkpoints
 
     def waits(self) -> bool:
-        return self._wanted is not None and not self._absent
+        return self._wanted is not None and not self.absent
 
     def work(self) -> None:
         """Make MLflow's models like the checkpoints. :raises Exception: if the server is away; nothing is lost."""
@@ -160,7 +168,8 @@ class Models:
                 self._found = self._search()
             self._sync(wanted, self._found)
         except AbsentError:
-            self._absent = True
+            self.absent = True
+            self._on_absent()
             self._say("this MLflow has no logged models: checkpoints are in the run's tag dropforge.checkpoints only")
         except Exception:
             self._found = None  # what was sent may have arrived although no answer did
@@ -236,6 +245,9 @@ class Models:
             body = {"model_id": model.id, "tags": _pairs(new)}
             self._rest.call("PATCH", f"logged-models/{model.id}/tags", body)
             model.tags |= new
+        if wanted is None and model.ready:
+            self._rest.call("PATCH", f"logged-models/{model.id}", {"model_id": model.id, "status": _GONE})
+            model.ready = False
 
     def _search(self) -> dict[str, Model]:
         """The logged models of this run's checkpoints, by digest."""
@@ -264,15 +276,20 @@ def _model(row: Mapping[str, Any]) -> Model:
 
 
 def make_models(
-    tracking: Tracking | None, tracker: Tracker, say: Callable[[str], None], dataset: tuple[str, str] | None = None
+    tracking: Tracking | None,
+    tracker: Tracker,
+    say: Callable[[str], None],
+    dataset: tuple[str, str] | None = None,
+    on_absent: Callable[[], None] = lambda: None,
 ) -> Models | None:
     """The models of a run, worked on by its tracker; None where MLflow is not spoken to over REST.
 
     :param dataset: name and digest of what they are measured on, as the run's inputs have them.
+    :param on_absent: called once if the server has no logged models.
     """
     if tracking is None or not speaks_rest(reached(tracking).uri):
         return None
     tracking = reached(tracking)
-    models = Models(Rest(tracking.uri), tracking, say, dataset)
+    models = Models(Rest(tracking.uri), tracking, say, dataset, on_absent)
     tracker.add(models)
     return models

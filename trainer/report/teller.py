@@ -45,6 +45,7 @@ from trainer.state.retention import best_steps
 if TYPE_CHECKING:
     from trainer.loop.loop import Loop
 
+_CHECKPOINTS: Final = "dropforge.checkpoints"
 _PROFILE: Final = 60.0  # seconds that the end of a training waits for traces that are being written
 _CLOSE: Final = 15.0  # seconds that the end waits for MLflow to take the last metrics
 _CLOSE_LEAST: Final = 0.5  # the same however late it is, and what keeping the others takes
@@ -65,7 +66,8 @@ class Teller:
         tracking = spec.tracking if gang.leader else None
         self.tracker = make_tracker(tracking, console.say)
         dataset = (spec.family, spec.dataset_digest[:DATASET_DIGEST])
-        self._models = make_models(tracking, self.tracker, console.say, dataset)
+        self._listed = ""  # the checkpoints as a tag, where they cannot be logged models
+        self._models = make_models(tracking, self.tracker, console.say, dataset, self._tag_checkpoints)
         self._requests = Requests(store, console.say) if gang.leader else None
         self.profiler = Profiler(
             gang,
@@ -109,11 +111,17 @@ class Teller:
         """Make the kept checkpoints visible in the MLflow run; returns at once. :param store: where they are."""
         best = {f"{BEST}_checkpoint": f"step-{step}" for step in best_steps(seals, 1)}
         last = {f"{LAST}_checkpoint": f"step-{seals[-1].step}"} if seals else {}
-        self.tracker.tags({"dropforge.checkpoints": checkpoint_tag(checkpoint_rows(store, seals)), **best, **last})
+        self._listed = checkpoint_tag(checkpoint_rows(store, seals))
+        self.tracker.tags(best | last)
+        if self._models is None or self._models.absent:
+            self._tag_checkpoints()
         if self._models is not None:
             self._shown = shown(store.uri, seals, evaluations)
             self._models.show(self._shown)
         self.tracker.wake()
+
+    def _tag_checkpoints(self) -> None:
+        self.tracker.tags({_CHECKPOINTS: self._listed})
 
     def answered(self, answers: Answers, evaluations: Sequence[Mapping[str, Any]]) -> None:
         """Keep the answers of the last evaluation as a table, for the run's folder and for MLflow; returns at once."""
@@ -179,6 +187,7 @@ class Teller:
         models = self._shown if self._models is not None and self._models.waits() else []
         if tags or models:
             what = [f"{len(tags)} tags"] * bool(tags) + [f"{len(models)} checkpoints as logged models"] * bool(models)
+            tags = {**tags, **({_CHECKPOINTS: self._listed} if models else {})}
             left = {"tags": tags, "checkpoints": [asdict(item) for item in models]}
             self._keep_unsent("unsent-tags", left, " and ".join(what))
 

@@ -223,7 +223,7 @@ def _log_figures(rest: Rest, checkpoint: Checkpoint, figures: Mapping[str, Any])
     now = int(time.time() * 1000)
     rows = [
         {
-            "key": f"asked/{name.removeprefix('eval/')}",
+            "key": f"checkpoint_eval/{name.removeprefix('eval/')}",
             "value": float(value),
             "timestamp": now,
             "step": checkpoint.step,
