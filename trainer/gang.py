@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from dropforge.errors import RecipeError
 from trainer.node.machine import available_cores
+from trainer.peer_values import StrangeValueError, gather_values
 
 TIMEOUT: Final = timedelta(minutes=30)  # of a collective
 MEETING: Final = timedelta(hours=4)  # a node may download a large model for long, or prepare what no other has stored
@@ -103,9 +104,7 @@ class Gang:
         if self.world == 1:
             return [value]
         with collective():
-            found: list[Any] = [None] * self.world
-            dist.all_gather_object(found, value)
-            return found
+            return gather_values(value)
 
     def barrier(self) -> None:
         self.sum([0.0])
@@ -143,6 +142,8 @@ def collective() -> Iterator[None]:
     """Turn what the backends raise when a peer is gone into `CollectiveError`."""
     try:
         yield
+    except StrangeValueError as error:
+        raise CollectiveError(str(error)) from error
     except RuntimeError as error:
         text = str(error)
         if isinstance(error, dist.DistError) or any(sign in text.lower() for sign in _SIGNS):

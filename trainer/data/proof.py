@@ -59,7 +59,9 @@ def prove(plan: Plan, gang: Gang, micro: int) -> Proof:
     counted = _some(epochs, gang.world * alone)
     together(gang, (partial(count_epoch, plan, epoch) for epoch in counted[gang.rank :: gang.world]))
     steps = {step: plan.step(step) for step in _steps(plan, _some(epochs, alone))}
-    told = gang.gather([taken(plan, packs, gang.rank, gang.world, micro) for packs in steps.values()])
+    own = [taken(plan, packs, gang.rank, gang.world, micro) for packs in steps.values()]
+    every = gang.gather([(count, documents.tobytes()) for count, documents in own])
+    told = [[(count, np.frombuffer(data, np.int64)) for count, data in part] for part in every]
     pairs = zip(steps.items(), zip(*told, strict=True), strict=True)
     together(gang, (partial(compare, step, packs, some) for (step, packs), some in pairs))
     return Proof(len(plan.lengths), epochs, len(counted), len(steps), gang.world)

@@ -30,7 +30,8 @@ def sweep(order: Order, gang: Gang, log: Path, say: Callable[[Figure], object]) 
     :raises PreflightError: if ranks do not come, or NCCL took another network than the order's.
     """
     import torch
-    import torch.distributed as dist
+
+    from trainer.peer_values import gather_values
 
     try:
         join(gang, time.monotonic() + _MEETING + order.seconds, lambda: None, lambda: None)
@@ -58,8 +59,7 @@ def sweep(order: Order, gang: Gang, log: Path, say: Callable[[Figure], object]) 
         other = wrong(order.fabric, text, Path("/dev/infiniband").exists())
         if other is not None:
             raise PreflightError(*other)
-    hosts: list[str] = [""] * gang.world
-    dist.all_gather_object(hosts, _host())
+    hosts: list[str] = gather_values(_host(), device=gang.device)
     nccl = {"nccl": ".".join(map(str, torch.cuda.nccl.version()))} if cuda else {}  # type: ignore[no-untyped-call]
     return Measured(
         ranks=gang.world,

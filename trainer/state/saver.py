@@ -23,6 +23,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from trainer.gang import Gang
+from trainer.peer_values import gather_values
 from trainer.state.blocks import Staging
 from trainer.state.checkpoint import PROGRESS, Checkpoints, File, Seal, Snapshot, TakenError, rank_file
 from trainer.state.fast import Fast
@@ -113,9 +114,7 @@ class Lane:
         """Everybody's value, by rank; to be called by the thread only."""
         if self._group is None:
             return [value]
-        found: list[Any] = [None] * self._gang.world
-        dist.all_gather_object(found, value, group=self._group)
-        return found
+        return gather_values(value, self._group)
 
 
 class Saver(Lane):
