@@ -40,7 +40,7 @@ STRICTER: Final = {
 }
 _RATE_FACTOR: Final = 10.0
 #: Of each pair one is given; the family decides which.
-_EITHER: Final = {"train.epochs": "train.max_steps", "train.max_steps": "train.epochs"}
+EITHER: Final = {"train.epochs": "train.max_steps", "train.max_steps": "train.epochs"}
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _broken_rule(path: str, holds: Any, wanted: Any, under: Recipe, asked: Mappi
         way = STRICTER[path]
         fits = wanted is not None and (holds is None or way * (wanted - holds) >= 0)
         return "" if fits else f"has {_text(holds)}, which a drop may only make {'higher' if way > 0 else 'lower'}"
-    partner = _EITHER.get(path)
+    partner = EITHER.get(path)
     if wanted is None and partner is not None and asked["train"][partner.rpartition(".")[2]] is not None:
         return ""  # of the pair, the one that is given is judged
     bounds = {str(key): pair for key, pair in under.drops.bounds.items()}.get(path)

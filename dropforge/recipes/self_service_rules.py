@@ -10,10 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from dropforge import holdout
 from dropforge.errors import RecipeError
+from dropforge.recipe import Evaluate
 from dropforge.recipe_promote import Promote
+from dropforge.recipes.drop_rules import EITHER
 
 _METRIC: Final = "promote.metric"
+_HOLDOUT: Final = "evaluate.holdout"
+_MAX_ROWS: Final = "evaluate.max_rows"
+_GUARDS: Final = "promote.guards"
 #: What a preset sets of these is not taken away either, as `curation: none` would.
 WHERE_CURATED: Final = (
     "curation.engine",
@@ -58,8 +64,8 @@ KEPT: Final = (
     "curation.pii",
     "curation.decontaminate",
     _METRIC,
-    "evaluate.holdout",
-    "promote.guards",
+    _HOLDOUT,
+    _GUARDS,
     "promote.slices",
     "promote.approval",
     "compute.fabric",
@@ -130,12 +136,30 @@ def check_kept(under: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
         if limit is not None and (now is None or (numbers and not way * (now - limit) >= 0)):
             raise _taken(path)
     for path, (low, high) in (at_path(under, "drops.bounds") or {}).items():
-        number = at_path(merged, path)
+        number, other = at_path(merged, path), EITHER.get(path)
+        instead = other is not None and at_path(under, other) is None and at_path(merged, other) is not None
+        if number is None and (instead or at_path(under, path) is not None):
+            raise _taken(path)
         if isinstance(number, int | float) and not low <= number <= high:
             raise _taken(path)
+    if at_path(under, _HOLDOUT) is not None:
+        _check_holdout(under, merged)
     for path in WHERE_CURATED:
         if at_path(under, path) is not None and at_path(merged, path) is None:
             raise _taken(path)
+
+
+def _check_holdout(under: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
+    """:raises RecipeError: if the preset's evaluation set would say less than the preset has it say."""
+    least, rows = at_path(under, _MAX_ROWS) or Evaluate.model_fields["max_rows"].default, at_path(merged, _MAX_ROWS)
+    if isinstance(rows, int) and rows < least:
+        raise _taken(_MAX_ROWS)
+    guards = at_path(merged, _GUARDS) if at_path(under, _GUARDS) is None else None
+    for guard in guards if isinstance(guards, list | tuple) else ():
+        # With such a guard a candidate need not be as good as the champion there any more.
+        of_holdout = isinstance(guard, Mapping) and str(guard.get("metric")).startswith(holdout.PREFIX)
+        if of_holdout and guard.get("max_regression") is not None:
+            raise _taken(_GUARDS)
 
 
 def _taken(path: str) -> RecipeError:

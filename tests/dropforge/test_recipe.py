@@ -499,8 +499,37 @@ def test_what_a_preset_does_not_say_of_the_promotion_is_the_drop_s(
         check_drop_recipe(path)
 
 
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("promote.guards", "promote: {guards: [{metric: holdout/loss, max_regression: 0.99}]}"),
+        ("evaluate.max_rows", "evaluate: {max_rows: 1}"),
+    ],
+    ids=["guard", "rows"],
+)
+def test_a_first_drop_takes_no_weight_from_the_evaluation_set_of_a_preset(
+    key: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "recipe"
+    monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))
+    monkeypatch.setenv("DROPFORGE_PRESET", "team")
+    named = f"holdout: own/{'0' * 64}"
+    for team in (f"{{{named}}}", f"{{{named}, max_rows: 500}}"):
+        (tmp_path / "team.yaml").write_text(f"extends: tiny\nevaluate: {team}")
+        path.write_text(text)
+        with pytest.raises(RecipeError, match=rf"recipe key `{re.escape(key)}`: .*a recipe in a drop may not"):
+            check_drop_recipe(path)
+        more = "[{metric: holdout/accuracy, at_least: 0.9}, {metric: eval/loss, max_regression: 0.1}]"
+        path.write_text(f"evaluate: {{max_rows: 3000}}\npromote: {{guards: {more}}}")
+        assert check_drop_recipe(path).evaluate.max_rows == 3000
+    (tmp_path / "team.yaml").write_text("extends: tiny")
+    path.write_text(f"{text}\n" + ("evaluate: {" + named + "}" if key == "promote.guards" else ""))
+    check_drop_recipe(path)  # of a preset without a set
+
+
 def test_the_bounds_of_a_preset_hold_for_a_first_drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "team.yaml").write_text("extends: tiny\ndrops: {bounds: {train.max_steps: [1, 500]}}")
+    bounds = "{train.max_steps: [1, 500], data.limit_rows: [1, 1000]}"
+    (tmp_path / "team.yaml").write_text(f"extends: tiny\ndata: {{limit_rows: 100}}\ndrops: {{bounds: {bounds}}}")
     monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))
     monkeypatch.setenv("DROPFORGE_PRESET", "team")
     path = tmp_path / "recipe"
@@ -508,12 +537,24 @@ def test_the_bounds_of_a_preset_hold_for_a_first_drop(tmp_path: Path, monkeypatc
         ("train: {max_steps: 501}", "train.max_steps"),
         ("drops: {bounds: {train.max_steps: [1, 9000]}}", "drops.bounds"),
         ("drops: null", "drops.bounds"),
+        ("train: {epochs: 1000}", "train.max_steps"),
+        ("train: {max_steps: null, epochs: 1000}", "train.max_steps"),
+        ("data: {limit_rows: null}", "data.limit_rows"),
     ):
         path.write_text(text)
         with pytest.raises(RecipeError, match=rf"`{key}`: .*may not change it"):
             check_drop_recipe(path)
-    path.write_text("train: {max_steps: 500}")
+    path.write_text("train: {max_steps: 500}\ndata: {limit_rows: 1000}")
     assert check_drop_recipe(path).train.max_steps == 500
+    by_epochs = "extends: tiny\ntrain: {max_steps: null}\ndrops: {bounds: {train.epochs: [0.5, 3]}}"
+    (tmp_path / "team.yaml").write_text(by_epochs)
+    path.write_text("train: {epochs: 3}")
+    assert check_drop_recipe(path).train.epochs == 3
+    path.write_text("train: {max_steps: 1000000}")
+    with pytest.raises(RecipeError, match=r"`train.epochs`: .*may not change it"):
+        check_drop_recipe(path)
+    (tmp_path / "team.yaml").write_text(f"{by_epochs.replace('null', '10')}")  # which its bounds say nothing of
+    check_drop_recipe(path)
 
 
 def test_a_drop_does_not_lose_the_preset_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
