@@ -19,6 +19,7 @@ Direction = Literal["lower", "higher"]
 SLICE: Final = "slice"  # a line that tells a slice's figures, and judges nothing
 _HIGHER: Final = ("eval/accuracy", "eval/macro_f1", "holdout/accuracy", "holdout/macro_f1", "model/rows_per_second")
 LOST_LABELS: Final = f"{holdout.PREFIX}lost_labels"  # rows whose label the champion knows and the candidate does not
+UNSEEN_LABELS: Final = f"{holdout.PREFIX}unseen_labels"  # rows left out for a label that the model does not know
 _TAKE_AWAY: Final = "Take its alias away in MLflow if it is not to be compared with"
 LEAST_ROWS: Final = 20  # of fewer rows, draws from them say little about rows that were not there
 
@@ -41,6 +42,12 @@ class Guard:
 def is_cost(guard: Guard) -> bool:
     """Whether it limits what the run has used, which no evaluation measures."""
     return guard.metric.startswith("cost/")
+
+
+def _limits_holdout(guard: Guard) -> bool:
+    """Whether it limits a figure of the family's own rows, whatever the champion's is."""
+    limited = guard.at_least is not None or guard.at_most is not None
+    return limited and guard.metric.startswith(holdout.PREFIX)
 
 
 @dataclass(frozen=True)
@@ -240,6 +247,12 @@ def decide(
     if lost := candidate.get(LOST_LABELS):
         problem = f"the champion knows the labels of {lost:,} rows of the holdout that the candidate does not know"
         checks.append(Check("labels", lost, 0, False, problem))
+    unseen = candidate.get(UNSEEN_LABELS)
+    if champion is None and unseen and any(map(_limits_holdout, policy.guards)):
+        problem = (
+            f"the candidate does not know the labels of {unseen:,} rows of the holdout, and a guard has a limit there"
+        )
+        checks.append(Check("labels", unseen, 0, False, problem))
     for guard in policy.guards:
         checks += _guarded(guard, candidate, champion, same_rows)
     for part in policy.slices:

@@ -43,7 +43,7 @@ from dropforge.dataset import SPLITS, Manifest
 from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.holdout import PREFIX, find_holdout, holdout_of, named_as
 from dropforge.json_objects import read_object
-from dropforge.promotion import LOST_LABELS, Gain, Policy, policy_of
+from dropforge.promotion import LOST_LABELS, UNSEEN_LABELS, Gain, Policy, policy_of
 from dropforge.run import ExitCode, RunSpec
 from dropforge.slices import OWN, cuts_of
 from dropforge.store import Store, open_store, split_uri, wait_for_s3
@@ -121,7 +121,7 @@ def _compare(
             columns["champion"] = placed(other.columns, places, len(rows))
             if lost := _lost(own or (), known, other.labels):
                 candidate[LOST_LABELS] = lost
-            left_out = champion.get("unseen_labels") or champion.get("holdout/unseen_labels")
+            left_out = champion.get("unseen_labels") or champion.get(UNSEEN_LABELS)
             if left_out and "problem" not in champion:
                 console.say("the champion does not know all labels: the candidate is measured without those rows again")
                 places = [place for place in places if rows[place].label in (other.labels or ())]
@@ -485,7 +485,7 @@ def _held_out(found: Measured, unseen: int) -> dict[str, float]:
     if not math.isfinite(found.loss):
         return {}
     return {named_as(name): value for name, value in found.metrics().items()} | (
-        {"holdout/unseen_labels": unseen} if found.macro_f1 is not None else {}
+        {UNSEEN_LABELS: unseen} if found.macro_f1 is not None else {}
     )
 
 

@@ -289,3 +289,31 @@ def test_rows_of_labels_that_the_champion_does_not_know_are_compared_without() -
     assert decide(candidate, champion, None, policy).promote
     assert not decide(candidate, champion, None, policy, shared={"eval/accuracy": 0.6}).promote
     assert not decide(candidate | {"holdout/lost_labels": 3}, champion, None, policy).promote
+
+
+@pytest.mark.parametrize(
+    ("guard", "champion", "promote"),
+    [
+        ({"metric": "holdout/accuracy", "at_least": 0.9}, False, False),
+        ({"metric": "holdout/loss", "at_most": 1.0}, False, False),
+        ({"metric": "holdout/accuracy", "max_regression": 0.1}, False, True),  # nobody is there to be held against
+        ({"metric": "eval/accuracy", "at_least": 0.9}, False, True),
+        ({"metric": "holdout/accuracy", "at_least": 0.9}, True, True),  # it does not know them either, or they are lost
+    ],
+    ids=["at least", "at most", "no worse", "own rows", "champion"],
+)
+def test_a_first_candidate_passes_no_limit_by_labels_that_it_does_not_know(
+    guard: dict[str, object], champion: bool, promote: bool
+) -> None:
+    """A drop of two labels of ten left the rows of the others out of the family's own, and passed with all of them."""
+    figures = {"eval/accuracy": 0.95, "holdout/accuracy": 0.95, "holdout/loss": 0.1, "holdout/unseen_labels": 160}
+    policy = policy_of(
+        {"metric": "eval/accuracy", "min_improvement": -0.1, "better_than_base": False, "guards": [guard]},
+        same_tokenizer=True,
+        task="classification",
+        held_out=True,
+    )
+    verdict = decide(figures, figures if champion else None, None, policy)
+    assert verdict.promote is promote
+    assert ("the candidate does not know the labels of 160 rows of the holdout" in verdict.reason) is not promote
+    assert decide(figures | {"holdout/unseen_labels": 0}, None, None, policy).promote

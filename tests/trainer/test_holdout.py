@@ -203,6 +203,10 @@ def test_labels_that_one_of_both_does_not_know_buy_no_promotion(tmp_path: Path) 
     lost = sum(row["label"] not in labels[:2] for row in labelled_rows(20, 1))
     assert found["candidate"]["holdout/lost_labels"] == lost > 0
     assert f"the champion knows the labels of {lost} rows of the holdout" in reason
+    limit = {"guards": [{"metric": "holdout/accuracy", "at_least": 0.0}]}
+    policy = policy_of({**promote, **limit}, same_tokenizer=True, task="classification", held_out=True)
+    first = decide(found["candidate"], None, None, policy)
+    assert f"the candidate does not know the labels of {lost} rows of the holdout" in first.reason
     found, reason = judged("none", [*rows[:-20], *({**row, "label": "zzz"} for row in rows[-20:])])
     assert "the champion has no finite eval/accuracy to beat" in reason
     assert "no evaluation row has a target for it" in reason
