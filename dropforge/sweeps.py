@@ -16,7 +16,7 @@ from dropforge.errors import DataError
 from dropforge.json_objects import UNREADABLE, read_as, read_object, typed
 from dropforge.promotion import Direction
 from dropforge.store import MissingObjectError, Store
-from dropforge.text import as_cell, markdown_table
+from dropforge.text import as_cell, as_line, markdown_table
 
 CANDIDATE_RUN: Final = "candidate__"  # how DAG runs that judge the best trial's model begin
 _DAG_RUN: Final = 240  # characters of a DAG run's id, of Airflow's 250
@@ -202,7 +202,7 @@ def table(found: Sequence[Outcome], told: Mapping[int, str], metric: str, winner
         state = "best" if one.number == winner else one.state
         seconds = "-" if one.seconds is None else f"{one.seconds:.0f}"
         steps = "-" if one.steps is None else str(one.steps)
-        said = as_cell(f"{state}: {one.told}" if one.told else state)
+        said = as_cell(f"{state}: {as_line(one.told)}" if one.told else state)  # pods write what is told of one
         rows.append((str(one.number), as_cell(told.get(one.number, "")), value, steps, seconds, said))
     return markdown_table(head, rows, {*head} - {"values", "state"})
 

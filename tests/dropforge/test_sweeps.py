@@ -49,6 +49,16 @@ def test_what_came_of_each_trial(store: Store) -> None:
     assert "| 2 | | - | - | - | stopped early: it is \\| worse |" in text
 
 
+def test_what_a_trial_s_pod_wrote_is_a_text_in_the_table(store: Store) -> None:
+    sweeps.note(store, "fam", by(0), "fam-0", "m0")
+    report = {"steps": "x\n# [Reviewed](https://evil.example) ![](https://evil.example/p.png) <img src=x>"}
+    store.put("runs/fam-0/report.json", json.dumps(report).encode())
+    (*_, row) = sweeps.table(sweeps.outcomes(store, "fam", BY, 1, "eval/loss"), {}, "eval/loss", None).split("\n")
+    assert "failed: its report cannot be read" in row
+    assert "\\[Reviewed](https" in row
+    assert "\\<img" in row
+
+
 def test_the_best_is_the_first_of_equal_ones_in_the_metrics_direction() -> None:
     found = [Outcome(0, "failed"), *(Outcome(n, "done", "r", value) for n, value in enumerate([2.0, 1.0, 1.0], 1))]
     assert (sweeps.best(found, "lower") or found[0]).number == 2

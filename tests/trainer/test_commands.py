@@ -165,6 +165,9 @@ def test_inspect_lets_nothing_steer_the_terminal(tmp_path: Path, capsys: pytest.
     assert "xend" in told
     assert main(["inspect", dataset(toy), "--full"]) == 0
     assert "x" * 5000 + "end" in capsys.readouterr().out
+    assert main(["inspect", dataset(toy), "--json"]) == 0
+    assert "\x9b" not in (told := capsys.readouterr().out)
+    assert "\x9b" in json.loads(told)["samples"][0]["segments"][1]["text"]
 
 
 def test_colour_is_only_where_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,6 +225,19 @@ def test_a_template_that_does_not_tell_the_answers_is_refused_with_the_mend(temp
     assert TemplateEncoder(tokenizer(template), "answers").encode([Row(b"k" * 16, None, "the cat")])
 
 
+def test_what_a_template_says_of_a_row_is_a_text_of_one_line() -> None:
+    """It is a stranger's, and repeats the row's words."""
+    refusing = (
+        "{% if 'bad' in messages[0]['content'] %}{{ raise_exception('no ' + messages[0]['content']) }}{% endif %}"
+    )
+    facts: dict[str, Any] = {}
+    rows = [row("bad \x1b]0;a\x07 \u202e\nb" + "x" * 1000, "b"), row("a", "b")]
+    list(documents(TemplateEncoder(tokenizer(refusing + CHATML), "answers"), rows, 64, facts))
+    (left,) = facts["left_out"]
+    assert left["reason"].startswith(r"the chat template refuses it: no bad \x1b]0;a\x07 \u202e b")
+    assert len(left["reason"]) < 300
+
+
 def test_the_default_of_several_templates_is_used() -> None:
     assert said(tokenizer({"default": CHATML, "tool_use": "x"}), row("a", "b")) == ["b<|im_end|>"]
 

@@ -16,6 +16,7 @@ from typing import Any
 from dropforge.errors import RecipeError
 from dropforge.run import RunSpec
 from dropforge.store import open_store
+from dropforge.text import escape
 from dropforge.wheel import ROWS
 from trainer.commands.addresses import is_dataset, open_dataset, open_run, spec_of
 from trainer.commands.arguments import natural, positive, subparser
@@ -79,7 +80,7 @@ def main(arguments: argparse.Namespace) -> int:
     subject = _subject(arguments)
     facts = _of_rows(subject, arguments) if arguments.step is None else _of_step(subject, arguments)
     if arguments.json:
-        print(json.dumps({key: _plain(value) for key, value in facts.items()}, ensure_ascii=False))
+        print(json.dumps({key: _plain(value) for key, value in facts.items()}))
     else:
         _print(facts, Paint.of(sys.stdout, arguments.plain), _WHOLE if arguments.full else _SHOWN)
     return 0
@@ -308,9 +309,10 @@ def _print(facts: Mapping[str, Any], paint: Paint, most: int) -> None:
     what = (
         f"step {facts['step']} of {facts['steps']}, packed rows" if "step" in facts else f"{facts['split']} split, rows"
     )
-    print(f"{facts['family']}/{facts['dataset'][:12]}, {what} {facts['start']} and on of {facts['rows_there']:,}")
+    named = escape(f"{facts['family']}/{facts['dataset'][:12]}")
+    print(f"{named}, {what} {facts['start']} and on of {facts['rows_there']:,}")
     for note in facts["notes"]:
-        print(f"note: {note}")
+        print(f"note: {escape(note)}")
     print(legend(paint))
     for sample in facts.get("samples", ()):
         print(f"\n{paint(head(sample), 'bold')}\n{show(sample, paint, most)}")

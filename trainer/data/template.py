@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from dropforge.errors import DataError
+from dropforge.text import as_line
 from trainer.data.tokenizer import plain_template
 
 Message = dict[str, Any]
@@ -436,7 +437,7 @@ class ChatTemplate:
                 **self.special,
             )
         except Exception as error:  # a stranger's program: whatever it raises is its fault
-            cause = " ".join(str(error).split())[:200] or type(error).__name__
+            cause = as_line(error) or type(error).__name__
             raise UnusableChatError(f"the chat template refuses it: {cause}") from error
         texts, ranges = found
         return str(texts[0]), tuple((low, high) for low, high in ranges[0]) if ranges else ()
