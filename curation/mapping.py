@@ -79,7 +79,7 @@ class Columns:
     def _known(self, seen: _Fields) -> dict[str, Any]:
         known: dict[str, Any] = self._about(seen)
         if self._finds:
-            known = {key: value for key, value in seen.fields.items() if key.strip().lower() not in self._replaced}
+            known = {key: value for key, value in seen.fields.items() if key.strip().lower() not in self._taken}
         for name, column in self.names:
             if (value := seen.get(column)) is not None:
                 known[name] = value
@@ -87,8 +87,7 @@ class Columns:
 
     def _about(self, fields: _Fields) -> dict[str, Any]:
         """What says of a row whose it is, where no column is named for it and none of these is content."""
-        used = {*self.wanted_by_name, *self._replaced}
-        found = {name: fields.get(name) for name in _ABOUT if name not in used}
+        found = {name: fields.get(name) for name in _ABOUT if name not in self._taken}
         return {name: value for name, value in found.items() if value is not None}
 
     @cached_property
@@ -97,10 +96,16 @@ class Columns:
         named = {name for name, _ in self.names}
         return frozenset(named | {*GROUPS} if "group" in named else named)
 
-    @property
+    @cached_property
+    def _taken(self) -> frozenset[str]:
+        """Names that are not looked for: columns that the recipe names are what it says and nothing else, as an answer
+        that is the label, and what another column holds is not in the usual one."""
+        return self.wanted_by_name | self._replaced
+
+    @cached_property
     def _finds(self) -> bool:
         """Whether content is still found by its usual names."""
-        return not self._content and self.template is None
+        return not self._content - {"system"} and self.template is None
 
     @cached_property
     def _content(self) -> frozenset[str]:

@@ -78,8 +78,8 @@ class Data(Section):
     text_column: str = "text"
     """Column of plain text; short for `columns: {text: ...}`."""
     columns: dict[Role, Annotated[str, Field(min_length=1, max_length=200)]] | None = Field(default=None, min_length=1)
-    """Which column holds what, as `{prompt: question, completion: best_answer, label: stars}`. Where a column with
-    content is named, only named ones are read; what is not named is found by its usual names."""
+    """Which column holds what, as `{prompt: question, completion: best_answer, label: stars}`, and nothing else. Where
+    messages, text, prompt or completion are named, only named content is read; all else is found by its usual names."""
     prompt_template: str | None = Field(default=None, min_length=1, max_length=20_000)
     """The prompt made of columns, as `Answer from this text:\n{passage}\n\n{question}`; a brace is written twice. Its
     answer is the column that `columns` names as `completion`; without one it is the whole text."""

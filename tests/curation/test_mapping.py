@@ -28,7 +28,12 @@ def columns(template: str | None = None, **names: str) -> Columns:
         (columns(text="body"), {"body": "x", "text": "no"}, {"text": "x"}),
         (columns(text="body"), {" Body ": "x"}, {"text": "x"}),
         (columns(prompt="q", completion="a"), {"q": "x", "a": "y", "b": "z"}, {"prompt": "x", "completion": "y"}),
-        (columns(label="stars"), {"text": "x", "stars": 3}, {"text": "x", "stars": 3, "label": 3}),
+        (columns(label="stars"), {"text": "x", "stars": 3}, {"text": "x", "label": 3}),
+        (columns(label="answer"), {"text": "x", "query": "q", "answer": 3}, {"text": "x", "query": "q", "label": 3}),
+        (columns(label="Group"), {"text": "x", "group": "g"}, {"text": "x", "label": "g"}),
+        (columns(group="conversation"), {"text": "x", "conversation": 7}, {"text": "x", "group": 7}),
+        (columns(system="context"), {"prompt": "x", "completion": "y", "context": "z", "system": "no"},
+         {"prompt": "x", "completion": "y", "system": "z"}),
         (columns(label="stars"), {"text": "x", "label": "old"}, {"text": "x"}),
         (columns(label="stars"), {"text": "x", "Label": "old"}, {"text": "x"}),
         (columns(prompt="q", completion="a", system="s"), {"q": "x", "a": "y"}, {"prompt": "x", "completion": "y"}),
@@ -48,6 +53,7 @@ def test_a_usual_name_that_another_column_replaces_is_no_column_that_is_read() -
     assert "label" not in columns(label="stars").wanted("text")
     assert "label" in columns(label="Label").wanted("text")
     assert not {"group", "group_id", "conversation_id"} & columns(text="body", group="user").wanted("text")
+    assert "prompt" in columns(system="context").wanted("text")
 
 
 @pytest.mark.parametrize(
