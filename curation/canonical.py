@@ -166,7 +166,8 @@ def canonical(
         ):
             rounded = any(is_inexact(fields.get(name)) for name in _NAMES)
     if labels and label is None:
-        missing = fields.get("label") in (None, "", [], [None], [""])
+        given_label = fields.get("label")
+        missing = given_label in (None, [], [None], [""]) or (isinstance(given_label, str) and not given_label.strip())
         raise RejectError(Reason.NO_LABEL, "no `label`" if missing else "`label` is NaN, which is no value")
     if messages is None:
         if not isinstance(text, str) and not isinstance(text := shapes.texts(text), str):

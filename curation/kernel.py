@@ -282,7 +282,7 @@ def _look_closer(text: str) -> _Looks | None:
     end = text.rpartition("\n\n")[2]  # where an `input` stands, or all of it
     quoted = is_json_text(text)
     found = _Looks(
-        end.strip() if is_unset(end) else "",
+        end.strip()[:LONGEST_UNSET] if is_unset(end) else "",
         len(text) <= _LONGEST_ADDRESS and is_address(text),
         is_encoded(text),
         is_repr(text),

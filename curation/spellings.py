@@ -12,9 +12,11 @@ import math
 import re
 import unicodedata
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from html import unescape
 from typing import Any, Final
+from urllib.parse import unquote
 
 from curation.reasons import Reason, RejectError
 from curation.shapes import texts
@@ -30,10 +32,10 @@ def value_name(value: Any) -> str | None:
     :raises RejectError: if it holds bytes that are no text, or an object whose keys are none.
     """
     if isinstance(value, str):
-        # Most are words, which these three tell at once.
+        # Most are words, which these tell at once.
         if value[-2:] == ".0" or "e+" in value[-5:] or value in _MISSING:
             return _of_text(value)
-        return value
+        return None if value.isspace() else value
     if isinstance(value, bytes):
         return value_name(_shown(texts(value)))
     if value is None:
@@ -102,7 +104,8 @@ def mixed_truths(rows: Mapping[str, int]) -> dict[str, int]:
 
 def alike(rows: Mapping[str, int]) -> list[dict[str, int]]:
     """Return labels that differ in case, spaces, hyphens and underscores, characters that nobody sees, the way a number
-    is written, or quotes and brackets around them alone, with their rows: one value or several, nobody can tell.
+    or an address is written, or what people and programs write around them alone (`Label: **spam**.`), with their rows:
+    one value or several, nobody can tell.
 
     :param rows: of each label.
     """
@@ -160,10 +163,12 @@ def unset(rows: Mapping[str, int]) -> dict[str, int]:
 
 
 def is_unset(text: str) -> bool:
-    """Return whether programs write the text for a missing value."""
-    return len(text) <= LONGEST_UNSET and text.strip().lower() in _UNSET
+    """Return whether programs write the text for a missing value, or Excel what no cell had room for."""
+    return (len(text) <= LONGEST_UNSET and text.strip().lower() in _UNSET) or _NO_ROOM.fullmatch(text) is not None
 
 
+#: Excel writes a long text in a narrow cell so, and a number or a date in a narrow column.
+_NO_ROOM: Final = re.compile(r"\s*#{4,}\s*")
 #: Classes beside which -1 may be one more.
 _TERNARY: Final = 2
 
@@ -207,26 +212,54 @@ LONGEST_UNSET: Final = max(map(len, _UNSET)) + 2
 
 
 def _folded(label: str) -> str:
-    text = unicodedata.normalize("NFKC", label)
+    text = label
     if not text.isascii():
+        text = unicodedata.normalize("NFKC", _reread(text)).translate(_PLAINER)
         text = "".join(character for character in text if not _is_unseen(character))
-        text = text.replace("\N{MINUS SIGN}", "-")
-    text = (unescape(text) if "&" in text else text).strip().casefold().removeprefix("__label__")
+    text = unescape(text) if "&" in text else text
+    text = (unquote(text) if "%" in text else text).strip().casefold().removeprefix("__label__")
     text = text[1:] if text[:2] == '="' else text  # as Excel is told that a number is text
-    if _CLOSING.get(text[:1]) == text[1:][-1:]:  # a list or set of one, as JSON, Python, NumPy and PostgreSQL write it
-        text = text[1:-1].rstrip(", ").lstrip()
-    if (quoted := _QUOTED.fullmatch(text)) is not None:
-        text = quoted[2].strip()
+    for _ in range(_LAYERS):
+        text, before = _bare(text) or text, text
+        if text == before:
+            break
     text = _NUMBERED.sub("", text)
     if (time := _TIME.fullmatch(text)) is not None:
         return f"{time[1]} {time[2]}{(time[3] or '').rstrip('.0')}"
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "")
+    written = text.replace(",", ".")
     try:
-        number = float(text.replace(",", ".")) if len(text) <= _LONGEST and "_" not in text else math.nan
+        number = float(written) if len(text) <= _LONGEST and "_" not in text else math.nan
     except ValueError:
-        return _BETWEEN.sub("", text)
-    return repr(number + 0) if math.isfinite(number) else _BETWEEN.sub("", text)
+        number = math.nan
+    if not math.isfinite(number):
+        return _BETWEEN.sub("", _BESIDE.sub(r"\1", text))
+    return repr(number + 0) if abs(number) < _EXACT else str(int(Decimal(written)))
+
+
+def _bare(text: str) -> str:
+    """A label in small letters without what people and language models write around one."""
+    if _CLOSING.get(text[:1]) == text[1:][-1:]:  # a list or set of one, as JSON, Python, NumPy and PostgreSQL write it
+        text = text[1:-1].rstrip(", ").lstrip()
+    for around in (_QUOTED, _MARKED, _TAGGED):
+        if (held := around.fullmatch(text)) is not None:
+            text = held[2].strip()
+    text = _SAID.sub("", text)
+    if text[:1] == "'" and text.count("'") == 1:  # as spreadsheets are told that a number or a formula is text
+        text = text[1:]
+    shorter = text.rstrip(_STOPS)
+    if shorter[-1:] == ")" and "(" not in shorter:  # of a list, `a)`
+        shorter = shorter[:-1]
+    return shorter if shorter[-1:].isalnum() or shorter[-1:] in _ENDS else text
+
+
+def _reread(text: str) -> str:
+    """A text as it was before its UTF-8 was read as Latin-1 or Windows-1252."""
+    for codec in ("latin-1", "cp1252"):
+        with suppress(UnicodeError):
+            return text.encode(codec).decode()
+    return text
 
 
 def _is_unseen(character: str) -> bool:
@@ -244,6 +277,18 @@ _MARK: Final = r"(?:\s+-\s+|\s+|[_\-\u2010-\u2015]+)"
 _BETWEEN: Final = re.compile(rf"(?<=[^\W\d_]){_MARK}(?=[^\W_])|(?<=\d){_MARK}(?=[^\W\d_])|(?<=\d)\s+(?=%)")
 _CLOSING: Final = {"[": "]", "{": "}", "(": ")"}
 _QUOTED: Final = re.compile(r"""b?(["'])(.*)\1""", re.DOTALL)
+#: Markdown, an element of XML, and what stands before a label, or before the place of one in the address of a page.
+_MARKED: Final = re.compile(r"(\*{1,3}|_{2,3}|`{1,3})(?=\S)(.*\S)\1", re.DOTALL)
+_TAGGED: Final = re.compile(r"<(\w{1,40})>(.*)</\1>", re.DOTALL)
+_SAID: Final = re.compile(
+    r"\A(?:(?:label|answer|class|category|option|choice|sentiment|prediction|output|result)(?:\s{0,3}[:=]\s{0,3}"
+    r"|\s(?=\w\Z))(?=\S)|#(?=\w)|(?:https?://)(?:www\.)?|mailto:)"
+)
+_STOPS: Final = " .,;:/"
+_ENDS: Final = frozenset(")]}>\"'*`")
+_BESIDE: Final = re.compile(r"\s{0,3}([/,:;>|&])\s{0,3}")
+_LAYERS: Final = 3
+_PLAINER: Final = str.maketrans({"\u2212": "-", "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'})
 
 
 def _way(label: str, small: Collection[str]) -> str:

@@ -53,6 +53,8 @@ class Statistics:
     :param alike: labels that may be one value. :param unset: labels that may be a missing one.
     :param shown: labels that are a list, object, tuple or bytes as Python shows it, or a text as JSON does.
     :param alike_names: `sources` and `groups` that may be one value, where there are no more than labels may be.
+    :param more_alike: groups of labels, sources or groups that may be one value, beyond those that are shown.
+    :param unset_names: `sources` and `groups` that may be a missing one.
     :param misnamed: sources that the recipe names and no row has, with the one that may be meant.
     :param several: labels that are others with a separator between. :param named_twice: labels of which half are the
         numbers from 0.
@@ -83,6 +85,8 @@ class Statistics:
     alike: list[dict[str, int]] = field(default_factory=list)
     unset: dict[str, int] = field(default_factory=dict)
     alike_names: dict[str, list[dict[str, int]]] = field(default_factory=dict)
+    more_alike: dict[str, int] = field(default_factory=dict)
+    unset_names: dict[str, dict[str, int]] = field(default_factory=dict)
     shown: dict[str, int] = field(default_factory=dict)
     misnamed: dict[str, str] = field(default_factory=dict)
     several: dict[str, int] = field(default_factory=dict)
@@ -100,15 +104,19 @@ def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
                 lines.append(f"source {source}: {held:,} of {rows:,} rows hold {what}; who put them there?")
     if mixed := mixed_truths(statistics.truths):
         lines.append(f"labels: truth values are spelled in several ways: {_counted(mixed)}")
-    lines += [f"labels: one value, or several? {_counted(group)}" for group in statistics.alike]
-    for name, values in statistics.alike_names.items():
+    for name, values in {"labels": statistics.alike, **statistics.alike_names}.items():
         lines += [f"{name}: one value, or several? {_counted(group)}" for group in values]
+        if more := statistics.more_alike.get(name):
+            lines.append(f"{name}: one value, or several? {counted(more, 'more such group')}")
     lines += [
         f"sources: the recipe names `{_shown(name)}`, which no row has; is `{_shown(meant)}` meant?"
         for name, meant in statistics.misnamed.items()
     ]
     if statistics.unset:
         lines.append(f"labels: programs write so what is missing: {_counted(statistics.unset)}")
+    for name, lost in statistics.unset_names.items():
+        of_one = ", and the rows of each stand on one side of the split" if name == "groups" else ""
+        lines.append(f"{name}: programs write so what is missing{of_one}: {_counted(lost)}")
     if statistics.shown:
         lines.append(
             f"labels: as Python shows a list, object, tuple or bytes, or JSON a text: {_counted(statistics.shown)}"
@@ -187,7 +195,8 @@ def measure(
         )
     )
     missing = unset(labels)
-    names = {name: _names(tables, name) for name in ("source", "group")}
+    names = {f"{name}s": _names(tables, name) for name in ("source", "group")}
+    same = {name: alike(found) for name, found in {"labels": labels, **names}.items()}
     classes = tables.one("select count(*), cast(coalesce(sum(length(label)), 0) as bigint) from label_rows")
     spelled = ", ".join(f"'{word}'" for word in sorted(TRUTHS))
     words = dict(
@@ -225,13 +234,15 @@ def measure(
         classes=classes,
         contested=_contested(tables, files),
         truths=truths_among(words, classes[0] - len(words.keys() | missing.keys())),
-        alike=alike(labels)[:_TOLD],
+        alike=same["labels"][:_TOLD],
         unset=missing,
         several=made_of_others(labels),
         named_twice=numbers_and_names(labels),
         shown={label: count for label, count in labels.items() if is_repr(label) or is_json_text(label)},
-        alike_names={f"{name}s": alike(found)[:_TOLD] for name, found in names.items()},
-        misnamed=dict(list(called_alike(named, names["source"]).items())[:_TOLD]),
+        alike_names={name: same[name][:_TOLD] for name in names},
+        more_alike={name: len(found) - _TOLD for name, found in same.items() if len(found) > _TOLD},
+        unset_names={name: lost for name, found in names.items() if (lost := unset(found))},
+        misnamed=dict(list(called_alike(named, names["sources"]).items())[:_TOLD]),
     )
 
 

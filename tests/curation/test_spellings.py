@@ -249,6 +249,16 @@ def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_sc
         ["50%", "50 %"],
         ["2026-01-02 12:00:00", "2026-01-02T12:00:00Z", "2026-01-02T12:00:00.000+00:00", "2026-01-02 12:00:00 UTC"],
         ["2026-01-02 12:00:00.5", "2026-01-02T12:00:00.500Z"],
+        ["up", "up.", "**Up**", "`up`", "Label: up", "label: **Up**.", "<label>up</label>", "#up", "\u201cup\u201d"],
+        ["A", "A.", "A)", "(A).", "Option A", "Answer: a"],  # as people and language models write labels
+        ["don't", "don\u2019t"],
+        ["a / b", "a/b"],
+        ["a: b", "A:b"],
+        ["7", "'7", "7.0"],
+        ["https://a.b/c", "https://www.a.b/c/", "http://a.b/c"],
+        ["mailto:ann@x.org", "Ann@x.org"],
+        ["a%20b", "a b"],
+        ["M\u00c3\u00bcll", "M\u00fcll"],  # UTF-8 that was read as Latin-1
     ):
         assert alike(dict.fromkeys([*ways, "other"], 1)) == [dict.fromkeys(ways, 1)]
     others = [
@@ -269,6 +279,8 @@ def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_sc
         "&",
         "&&",
     ]
+    others += ["A*", "C#", "A. Smith", "B. Smith", "1. League", "2. League", "net", ".net", "1, 2", "9:30", "930", "5!"]
+    others += ["'", "''", "**", "#", "12345678901234567890", "12345678901234567891", "1.2", "123"]  # ids are no floats
     others += ["2026-01-02", "2026-01-02 12:00:01", "2026-01-02T12:00:01+02:00", "2026-01-02 12:00:10", "2,50", "250"]
     assert alike(dict.fromkeys(others, 1)) == []
     for labels, missing in (
@@ -305,15 +317,34 @@ def test_groups_and_sources_that_may_be_one_are_told(make: Make, store: FolderSt
     made = make({"a.jsonl": lines(group=values * 5, source=values * 5, label=labels)})
     told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "one value" in line]
     alike = ["07 (5 rows), 7 (5 rows), 7.00 (5 rows)", r"s (5 rows), 's\u200b' (5 rows)"]
+    many = {"group": [f"{way}{n}" for n in range(9) for way in "uU"]}
+    card = json.loads(store.get(make({"a.jsonl": lines(**many)}, "d2").files["card_json"]))
+    assert "groups: one value, or several? 4 more such groups" in card["warnings"]
     assert told == [
         "labels: one value, or several? [\"a\"] (10 rows), ['a'] (10 rows), a (10 rows)",
         *(f"{name}: one value, or several? {group}" for name in ("sources", "groups") for group in alike),
     ]
 
 
+def test_groups_and_sources_that_stand_for_none_are_told_and_blank_ones_are_none(
+    make: Make, rows: Rows, store: FolderStore
+) -> None:
+    values = ["null", "None", " ", "u1", "u2"] * 6
+    made = make({"a.jsonl": lines(group=values, source=values, label=values)})
+    told = "programs write so what is missing"
+    once = "and the rows of each stand on one side of the split: None (6 rows), null (6 rows)"
+    assert [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if told in line] == [
+        f"labels: {told}: None (6 rows), null (6 rows)",
+        f"sources: {told}: None (6 rows), null (6 rows)",
+        f"groups: {told}, {once}",
+    ]
+    assert {row[name] for row in rows(made) for name in ("group", "label")} == {None, "None", "null", "u1", "u2"}
+    assert make({"a.jsonl": lines(label=values)}, "d2", **CLASSES).counts["no_label"] == 6
+
+
 def test_missing_values_that_are_learned_are_told(make: Make, store: FolderStore) -> None:
     """Also behind another text, and beside a content; what a tool gives is whatever it gives."""
-    answers = ["NA", " nan", "#BEZUG!", "[object Object]", "Nanking", "It is on.\n\nNanking"]
+    answers = ["NA", " nan", "#BEZUG!", "#" * 255, "[object Object]", "Nanking", "It is on.\n\nNanking"]
     rows: list[dict[str, Any]] = [{"prompt": "p", "completion": answer} for answer in answers]
     rows.append({"prompt": "p", "completion": "It is on, as it was on the day before.", "system": "None"})
     rows.append(
@@ -326,7 +357,7 @@ def test_missing_values_that_are_learned_are_told(make: Make, store: FolderStore
     rows.append({"messages": [asked, call, {"role": "tool", "content": "(null)"}, said]})
     made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode(), "b.jsonl": lines(text=["null", "some text"])})
     [told] = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "missing" in line]
-    once = ["#BEZUG!", "<noinput>", "NA", "None", "[object Object]", "nan", "nil"]
+    once = ["#" * 17, "#BEZUG!", "<noinput>", "NA", "None", "[object Object]", "nan", "nil"]
     spelled = ", ".join([*(f"`{text}` (1 rows)" for text in once), "`null` (2 rows)"])
     assert told == f"Learned, though programs write so what is missing: {spelled}; leave out rows or fields where it is"
 
