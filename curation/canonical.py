@@ -237,7 +237,7 @@ def _messages(fields: Mapping[str, Any], text_column: str, nulls: bool) -> tuple
         return None, (text_column,)
     for name in LISTS:
         value = fields.get(name)
-        if value is not None:
+        if value is not None and not _is_number(value):
             return _with_system(_parse_list(value, name, nulls), (name,), fields)
     half = None
     for asked, answered in PAIRS:
@@ -246,6 +246,11 @@ def _messages(fields: Mapping[str, Any], text_column: str, nulls: bool) -> tuple
                 return _pair(fields, asked, answered, nulls)
             half = half or (asked, answered)
     return (None, (text_column,)) if half is None else _pair(fields, *half, nulls)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a column called as those of conversations says how many turns there are, or which conversation it is."""
+    return isinstance(value, int | float) or (isinstance(value, str) and value.isdecimal())
 
 
 def _pair(fields: Mapping[str, Any], asked: str, answered: str, nulls: bool) -> tuple[list[Message], tuple[str, ...]]:
@@ -352,7 +357,7 @@ def _parse_list(value: Any, name: str, nulls: bool, prompt: bool = False) -> lis
         try:
             value = parse_text(value)
         except ValueError:
-            cause = shapes.repr_of_python(value) or f"is text, but not a JSON list of messages: {_ONE_TEXT}"
+            cause = shapes.no_json(value) or f"is text, but not a JSON list of messages: {_ONE_TEXT}"
             raise RejectError(Reason.BAD_MESSAGES, f"`{name}` {cause}") from None
     if isinstance(value, dict):
         if value and all(isinstance(key, str) and key.isdecimal() for key in value):
@@ -377,8 +382,11 @@ def _parse_list(value: Any, name: str, nulls: bool, prompt: bool = False) -> lis
             if role is None and not prompt and (pair := _both_sides(message, nulls)):
                 found += pair
                 continue
-            keys = ", ".join(f"`{key}`" for key in message)[:80]
-            raise RejectError(Reason.BAD_MESSAGES, f"a message has no role, but {keys or 'nothing'}: {_WHO}")
+            if role is not None:
+                raise RejectError(
+                    Reason.BAD_MESSAGES, f"the role of a message is {_kind(role)}, not text: write its name"
+                )
+            raise RejectError(Reason.BAD_MESSAGES, f"a message has no role, but {_keys(message)}: {_WHO}")
         known = ROLES.get(role) or ROLES.get(role.strip().lower())
         if known is None:
             raise RejectError(Reason.UNKNOWN_ROLE, f"role {role[:40]!r}")
@@ -426,8 +434,21 @@ def _message(role: str, content: Any, message: Mapping[Any, Any], nulls: bool) -
     beside = turns.beside(message, role, nulls)
     if content is None and beside is not None and "tool_calls" in beside.told:
         return role, "", beside
+    if content is None and message.keys().isdisjoint(_CONTENTS):
+        others = {key: value for key, value in message.items() if key not in _SPEAKERS and value is not None}
+        cause = f"a message of {role} has no `content`, but {_keys(others)}: write what it says as its `content`"
+        raise RejectError(Reason.BAD_FIELD, cause)
     text, parts = _content(content, f"content of {role}", role)
     return role, text, turns.both(beside, parts)
+
+
+_SPEAKERS: Final = frozenset({"role", "from"})
+_CONTENTS: Final = frozenset({"content", "value"})
+
+
+def _keys(message: Mapping[Any, Any]) -> str:
+    """Keys of a message, as far as an error has room for them."""
+    return ", ".join(f"`{key}`" for key in message)[:80] or "nothing"
 
 
 #: Keys of a message that has a role and a content alone.

@@ -128,6 +128,19 @@ def repr_of_python(text: str) -> str | None:
     return "is text as Python shows a list, not JSON: write it with `json.dumps`" if _REPR.match(text) else None
 
 
+def no_json(text: str) -> str | None:
+    """What to do about a text that a program made of a JSON list or object otherwise than JSON does; None for any other:
+    as Python shows it, or in the quotes of a CSV cell."""
+    cell = text.strip()
+    quoted = len(cell) > 2 and cell[0] == cell[-1] == '"' and cell[1] in "[{" and '""' in cell
+    return repr_of_python(text) or (_IN_QUOTES if quoted else None)
+
+
+_IN_QUOTES: Final = (
+    "is JSON in the quotes of a cell, which were read as characters: `data.quotes: always` takes them off"
+)
+
+
 def is_repr(text: str) -> bool:
     """Tell whether Python shows bytes, or a list, an object, a tuple or an array of NumPy's with texts, so, and JSON
     writes none so."""

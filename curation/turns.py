@@ -284,7 +284,7 @@ def _given(value: Any, key: str, nulls: bool = True) -> Any:
     try:
         return parse_text(text)
     except ValueError:
-        cause = shapes.repr_of_python(text) or "is text, but no JSON"
+        cause = shapes.no_json(text) or "is text, but no JSON"
         raise RejectError(Reason.BAD_MESSAGES, f"`{key}` {cause}") from None
 
 

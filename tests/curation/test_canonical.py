@@ -85,6 +85,8 @@ SAID = [{"role": "system", "content": "s"}, *CHAT]
         ({"Question": "q", "Answer": "a", "TEXT": "x", "Label": "l"}, TALK, ("TEXT",)),
         ({"turns": [{"question": "q", "answer": "a", "id": 1, "note": None}]}, TALK, ("messages.id",)),
         ({"turns": [{"user": "q", "assistant": "a"}] * 2}, TALK * 2, ()),
+        ({"prompt": "q", "completion": "a", "turns": 2, "dialog": False}, TALK, ("turns", "dialog")),
+        ({"prompt": "q", "completion": "a", "conversation": "17"}, TALK, ("conversation",)),  # as CSV has numbers
         ({"turns": [{"instruction": "q", "input": "x", "output": "a"}]}, [("user", "q\n\nx"), TALK[1]], ()),
     ],
 )  # fmt: skip
