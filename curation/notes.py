@@ -28,12 +28,8 @@ def warnings(
     files: Sequence[DropFile],
     passed: Mapping[str, str],
     read: Sequence[int],
-    keys: Mapping[str, int],
 ) -> list[str]:
-    """What people should know of their files, beyond the quarantine: first what is not learned as somebody may think.
-
-    :param keys: see `unknown_keys`.
-    """
+    """What people should know of their files, beyond the quarantine and `not_as_meant`."""
     recoded = f"lines are not UTF-8, and were read as {rules.encoding}"
     python = "rows hold a list, object, tuple or bytes as Python shows it; if that is not meant, write the text alone"
     chats = (
@@ -73,8 +69,15 @@ def warnings(
     others |= {file.key for file in files if file.size == 0}
     told |= dict.fromkeys(said([file.key for file in files], columns, others))
     told |= {f"{name}: passed over, because {why}": None for name, why in passed.items()}  # each by its name, so last
-    lines = first_of(list(told), _WARNINGS, "warnings about files")
-    lines[:0] = nowhere(reports, rules)
+    return first_of(list(told), _WARNINGS, "warnings about files")
+
+
+def not_as_meant(reports: Sequence[tuple[Task, Report]], rules: Rules, keys: Mapping[str, int]) -> list[str]:
+    """What is learned, or left out, otherwise than somebody may think: it stands before all else that is told.
+
+    :param keys: see `unknown_keys`.
+    """
+    lines = nowhere(reports, rules)
     if keys:
         named = [f"`{name}` ({rows:,} rows)" for name, rows in keys.items()]
         shown = first_of(named, _KEYS, "keys (card.json has them)")

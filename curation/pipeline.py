@@ -31,7 +31,7 @@ from curation.eval_sets import EvalSets, prepare
 from curation.freed import give_back
 from curation.gate import check_names, fit
 from curation.limit import first, limited
-from curation.notes import NoUsableRowError, causes, faults, nothing, unknown_keys, warnings
+from curation.notes import NoUsableRowError, causes, faults, not_as_meant, nothing, unknown_keys, warnings
 from curation.own import prepare_own
 from curation.places import add_lines
 from curation.plan import make_rules, readable, small, tasks
@@ -310,15 +310,15 @@ def step(
         parent=parent.digest if parent else None,
     )
     # Of a file without a row in the sample nothing is known.
-    worth = [*limited(rules, len(files), whole)]
     unread = unknown_keys(reports, rules)
-    worth += warnings(work, reports, rules, files, passed, [1] * len(files) if sample else read, unread)
+    worth = [*limited(rules, len(files), whole), *not_as_meant(reports, rules, unread)]
+    of_files = warnings(work, reports, rules, files, passed, [1] * len(files) if sample else read)
     if (override := desk.recipe.curation.gate.override) is not None:
         worth.insert(0, f"The recipe lets this version pass the gate whatever its rules find: {override}")
     told = Told.of(counted) if sample else None
     if told is not None:
         worth[:0] = [told.line(), *([_ALONE] if desk.recipe.curation.scope == "family" else [])]
-    card = summary(drop, replace(manifest, counts=ends, shards=tuple(new)), statistics, worth)  # that of the drop
+    card = summary(drop, replace(manifest, counts=ends, shards=tuple(new)), statistics, worth, of_files)  # of the drop
     if told is not None:
         card["sample"] = asdict(told)
     add_lines(card["statistics"], dict(held), rules.encoding, desk.limits)

@@ -129,8 +129,8 @@ def repr_of_python(text: str) -> str | None:
 
 
 def no_json(text: str) -> str | None:
-    """What to do about a text that a program made of a JSON list or object otherwise than JSON does; None for any other:
-    as Python shows it, or in the quotes of a CSV cell."""
+    """What to do about a list or an object that stands in a text as Python shows it, or in the quotes of a CSV cell;
+    None for any other text."""
     cell = text.strip()
     quoted = len(cell) > 2 and cell[0] == cell[-1] == '"' and cell[1] in "[{" and '""' in cell
     return repr_of_python(text) or (_IN_QUOTES if quoted else None)

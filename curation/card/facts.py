@@ -14,8 +14,13 @@ from dropforge.dataset import Manifest
 from dropforge.drop import Drop
 
 
-def summary(drop: Drop, manifest: Manifest, statistics: Statistics, warnings: Sequence[str]) -> dict[str, Any]:
-    """All facts of the card as plain values."""
+def summary(
+    drop: Drop, manifest: Manifest, statistics: Statistics, first: Sequence[str], of_files: Sequence[str]
+) -> dict[str, Any]:
+    """All facts of the card as plain values.
+
+    :param first: what is told before all else. :param of_files: what is odd about files.
+    """
     asked = manifest.rules.get("pii")
     return {
         **({"pii": report.facts(asked, statistics.touched)} if asked else {}),
@@ -33,8 +38,8 @@ def summary(drop: Drop, manifest: Manifest, statistics: Statistics, warnings: Se
         "inputs": [dict(item) for item in manifest.inputs],
         "shards": [asdict(shard) for shard in manifest.shards],
         "columns": {"seen": {name: dict(found) for name, found in manifest.columns.items()}, "changed": []},
-        # What rows hold stands before what is odd about files: there may be many of these.
-        "warnings": [*alarms(statistics, manifest.rules.get("task") == "classification"), *warnings],
+        # A terminal shows the first ones: what is lost, then what rows hold, then files, which may be many.
+        "warnings": [*first, *alarms(statistics, manifest.rules.get("task") == "classification"), *of_files],
         "statistics": asdict(statistics),
         "unicode": unicodedata.unidata_version,
     }

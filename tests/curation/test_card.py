@@ -74,7 +74,7 @@ def test_page_shows_the_figures_and_the_faults(card: tuple[Manifest, str, Any]) 
     assert "\u202e" not in re.sub(r"<article>.*?</article>", "", text.split("Quarantine</h2>")[1])
     assert data["counts"] == dict(manifest.counts)
     assert data["digest"] == manifest.digest
-    unlearned, keys, fake, empty = data["warnings"]
+    keys, unlearned, fake, empty = data["warnings"]
     assert unlearned == "labels: 1 value that this task does not learn; `task: classification` learns them"
     assert fake == "fake.parquet: the name says Parquet, the bytes are JSON"
     assert empty == "none.csv: the file is empty"

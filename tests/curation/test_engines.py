@@ -408,7 +408,7 @@ def test_a_kernel_of_one_s_own_and_kept_columns_are_the_same_on_spark(spark: Eng
     assert len(kept) == counts["train"] + counts["eval"]
     assert not any("river" in row["text"] for row in kept)
     assert {json.loads(row["extras"])["meta"]["a"] for row in kept if row["source"] != "web"} == {"\u00e9"}
-    assert "source web" in made[0][4]["warnings"][0]
+    assert any("source web" in line for line in made[0][4]["warnings"])
 
 
 @pytest.mark.timeout(600)  # two drops are many small jobs of Spark

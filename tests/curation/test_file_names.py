@@ -180,6 +180,11 @@ def test_what_is_told_of_many_files_is_one_line_and_hides_no_keys(make: Make, st
     assert lines[0] == "Keys that mean nothing here and are not learned: `note` (50 rows)"
     assert lines[1].startswith("00.csv, 01.csv, 02.csv, and 22 more files: 50 records run over several lines, within")
     assert lines[2:4] == ["e.csv: the file is empty", "Rows"]
+    rows = ({"text": f"row {n}", "group": f"{'uU'[n % 2]}{n // 2}", "note": "x"} for n in range(60))
+    told = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode()}, "d2")
+    lines = card_lines(json.loads(store.get(told.files["card_json"])))
+    assert lines[0] == "Keys that mean nothing here and are not learned: `note` (60 rows)"
+    assert lines[1].startswith("groups: one value, or several?")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from curation import check, drift
 from curation.engines.duck import DuckTables
 from curation.kernel import canonical_rows
-from curation.notes import unknown_keys, warnings
+from curation.notes import not_as_meant, unknown_keys, warnings
 from curation.page import first_of
 from curation.phrases import numbers, repeated
 from curation.plan import cut, make_rules
@@ -56,15 +56,13 @@ def test_keys_that_say_something_are_told_before_columns_and_those_beyond_the_ca
         text_column="text",
         keep_columns=None,
     )
-    task: Any = SimpleNamespace(
-        name="a.jsonl", split=SimpleNamespace(format=SimpleNamespace(kind="jsonl", warnings=(), looks=None))
-    )
+    task: Any = SimpleNamespace(name="a.jsonl")
     report = Report(0, unknown={"messages.mask": 2}, columns={f"m{n:03}": {"number": 600 - n} for n in range(510)})
     reports: list[tuple[Task, Report]] = [(task, report)]
     found = unknown_keys(reports, rules)
     assert list(found.items())[:2] == [("messages.mask", 2), ("m000", 600)]
     assert list(found.items())[499:] == [("m498", 102), ("and 11 more keys", sum(range(91, 102)))]
-    (told,) = warnings([task], reports, rules, [], {}, [], found)
+    (told,) = not_as_meant(reports, rules, found)
     assert told.startswith(
         "Keys that mean nothing here and are not learned: `messages.mask` (2 rows), `m000` (600 rows)"
     )
@@ -94,12 +92,10 @@ def test_warnings_about_files_are_bounded_on_the_card_and_in_the_terminal() -> N
         text_column="text",
         keep_columns=None,
     )
-    reports[0][1].unknown["messages.mood"] = 3
-    told = warnings(work, reports, rules, [], {}, [], unknown_keys(reports, rules))
-    assert len(told) == 1_002
-    assert told[0] == "Keys that mean nothing here and are not learned: `messages.mood` (3 rows)"
-    assert told[1] == "0000.csv: 2 columns have no name"
-    assert told[1_001] == "and 500 more warnings about files"
+    told = warnings(work, reports, rules, [], {}, [])
+    assert len(told) == 1_001
+    assert told[0] == "0000.csv: 2 columns have no name"
+    assert told[1_000] == "and 500 more warnings about files"
     card = {
         "warnings": told,
         "columns": {"changed": [f"change {n}" for n in range(30)]},
@@ -109,7 +105,7 @@ def test_warnings_about_files_are_bounded_on_the_card_and_in_the_terminal() -> N
         "rules": {},
     }
     lines = card_lines(card)
-    assert lines[19:21] == [told[19], "and 982 more warnings (the card has them)"]
+    assert lines[19:21] == [told[19], "and 981 more warnings (the card has them)"]
     assert lines[40:42] == ["change 19", "and 10 more changes of columns (the card has them)"]
     assert lines[42] == "Rows"
 
