@@ -33,7 +33,7 @@ from curation.records import HEAD, Blank, Fault, Found, Split
 from curation.repair import is_misread
 from curation.sample import WORKING, chosen
 from curation.schema import Seen, joined, unread
-from curation.shapes import is_address, is_chat, is_encoded, is_json_text, is_repr
+from curation.shapes import has_entities, is_address, is_chat, is_encoded, is_json_text, is_repr
 from curation.spellings import LONGEST_UNSET, is_rounded, is_unset
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
@@ -210,14 +210,15 @@ def _count(counts: dict[str, int], name: str) -> None:
 def _look(row: Row, report: Report) -> None:
     """Count a row that says what programs write for a missing value, also at the end of a question or beside a content,
     and one that holds what Python shows of a value, or a text, messages or parts of one in JSON, or where a file is;
-    and one whose name is a number that a program has rounded, whose line ends may be letters, or which was misread."""
+    and one whose name is a number that a program has rounded, whose line ends may be letters, whose characters HTML or
+    Excel wrote otherwise, or which was misread."""
     for name in (row.group, row.label, row.source):
         if name is not None and (row.rounded or is_rounded(name)):
             report.rounded += 1
             break
     texts = row.contents if row.text is None else (row.text,)
     odd: list[int] = []
-    lined = letters = replaced = misread = False
+    lined = letters = replaced = misread = entities = False
     # Most are nothing of all this, which length, first and last character, and end tell at once.
     for place, text in enumerate(texts):
         seen = False
@@ -229,17 +230,21 @@ def _look(row: Row, report: Report) -> None:
         if "\n" in text:
             lined = True
             seen = seen or "\n\n" in text[_END:]
+            entities = entities or _RETURN in text
         elif "\\" in text:
             letters = letters or _LETTERS.search(text) is not None
+        if "&" in text and not entities and (not row.roles or row.roles[place] != "tool"):
+            entities = has_entities(text)
         if seen or len(text) <= LONGEST_UNSET or (text[-1] in _ENDS and text[0] in _BEGINS):
             odd.append(place)
     if lined:
         report.lined += 1
     elif letters:
         report.letters += 1
-    if replaced or misread:
+    if replaced or misread or entities:
         report.replaced += replaced
         report.misread += misread
+        report.entities += entities
     if not odd and not row.beside:
         return
     # What a tool gives is whatever it gives.
@@ -299,6 +304,8 @@ _looks_kept = lru_cache(1 << 12)(_look_closer)
 
 #: What may stand for a line end, and for no formula's `\\nu`.
 _LETTERS: Final = re.compile(r"\\n(?![a-z])")
+#: A carriage return in the XML of Excel's files, before the line end.
+_RETURN: Final = "_x000D_"
 #: Characters of a text that may be an address.
 _LONGEST_ADDRESS: Final = 500
 #: How a text begins and ends that may be more than one, and how much of the end may be what is missing.

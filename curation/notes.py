@@ -103,7 +103,7 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
         held.update({name: getattr(report, name) for name in ("rows", *_SHARES)})
         held["told"] += report.letters if report.dialect.get("escaped") else 0
     found: dict[str, Counter[str]] = {
-        what: Counter() for what in (_QUOTED, *_MOSTLY.values(), _LETTERS, *_MISREAD.values())
+        what: Counter() for what in (_QUOTED, *_MOSTLY.values(), _LETTERS, _ENTITIES, *_MISREAD.values())
     }
     for name, held in files.items():
         rows = held["rows"]
@@ -114,12 +114,13 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
         # Where others have line ends, `\n` is what programs and formulas are written with.
         letters = held["letters"] - held["told"]
         found[_LETTERS][name] = letters * (letters * _SOME >= rows and letters > _SOME * held["lined"])
+        found[_ENTITIES][name] = held["entities"] * (held["entities"] * _SOME >= rows)
         for seen, what in _MISREAD.items():
             found[what][name] = held[seen] * (held[seen] * _FEW >= rows)
     return {what: +files_of for what, files_of in found.items()}
 
 
-_SHARES: Final = ("quoted", "escaped", "addresses", "encoded", "letters", "lined", "replaced", "misread")
+_SHARES: Final = ("quoted", "escaped", "addresses", "encoded", "letters", "lined", "replaced", "misread", "entities")
 _MISREAD: Final = {
     "replaced": "rows hold U+FFFD, which programs write for bytes that they could not read: write them anew from the "
     "original",
@@ -130,6 +131,10 @@ _MOSTLY: Final = {
     "addresses": "rows hold where a file is and not what is in it; if that is not meant, write its text",
     "encoded": "rows hold a text in base64, in hexadecimal or with `%20` for spaces; if that is not meant, decode it",
 }
+_ENTITIES: Final = (
+    "rows have characters as HTML writes them (`&#39;`, `&quot;`) and no tags, or Excel's `_x000D_` before line ends; "
+    "if that is not meant, write the characters"
+)
 _LETTERS: Final = (
     "rows have `\\n` in letters, and hardly any has a line end; if that is not meant, write JSON once, not twice"
 )

@@ -206,6 +206,15 @@ _BASE64: Final = re.compile(rb"(?:[A-Za-z0-9+/]{4}){5,}(?:[A-Za-z0-9+/]{2}==|[A-
 _utf_8: Final = getincrementaldecoder("utf-8")
 
 
+def has_entities(text: str) -> bool:
+    """Tell whether a text has characters as HTML writes them, and no tags among which they may belong."""
+    return _ENTITY.search(text) is not None and _TAG.search(text) is None
+
+
+_ENTITY: Final = re.compile(r"&(?:#\d{2,5}|#x[0-9a-fA-F]{2,5}|amp|lt|gt|quot|apos|nbsp);")
+_TAG: Final = re.compile(r"</?[A-Za-z][^<>]{0,400}>")
+
+
 def several(text: str) -> str | None:
     """What a text holds that is a list of several values or an object, as JSON, Python, NumPy and PostgreSQL write one;
     None for any other."""

@@ -166,7 +166,8 @@ class Report:
     these it has escapes, `rounded` in how many a label, source or group is a number that a program has rounded,
     `addresses` in how many one is the address of a file, `encoded` in how many one is encoded, and `lined` and
     `letters` in how many one has a line end, or none but `\\n` in letters, `replaced` in how many one has U+FFFD for
-    what nobody could read, and `misread` in how many one is UTF-8 that was read as something else."""
+    what nobody could read, `misread` in how many one is UTF-8 that was read as something else, and `entities` in how
+    many one has characters as HTML or Excel's XML writes them."""
 
     file: int
     records: int = 0
@@ -195,3 +196,4 @@ class Report:
     letters: int = 0
     replaced: int = 0
     misread: int = 0
+    entities: int = 0

@@ -435,6 +435,23 @@ def test_line_ends_in_letters_are_told_where_hardly_a_row_has_one(make: Make, st
     assert [line[: len(told)] for line in warnings if "in letters" in line] == [told]
 
 
+def test_characters_as_html_and_excel_write_them_are_told_where_some_of_a_file_have_them(
+    make: Make, store: FolderStore
+) -> None:
+    tables = {
+        "html.jsonl": [
+            f"It&#39;s number {n}, &quot;on&quot;" if n % 4 else f"Number {n} &more; is on" for n in range(40)
+        ],
+        "excel.jsonl": [f"Number {n} is on._x000D_\nAnd off." for n in range(40)],
+        "page.jsonl": [f"<p>Number {n} is on &amp; off.</p>" for n in range(40)],
+        "few.jsonl": [f"Number {n} is on{' &amp; off' * (n == 0)}. R&D, a & b; _x000D_" for n in range(40)],
+    }
+    made = make({name: lines(text=texts) for name, texts in tables.items()})
+    warnings = json.loads(store.get(made.files["card_json"]))["warnings"]
+    told = [line.partition(" rows have characters as HTML")[0] for line in warnings if "as HTML" in line]
+    assert told == ["excel.jsonl: 40", "html.jsonl: 30"]
+
+
 def test_texts_that_were_misread_or_lost_characters_are_told(make: Make, store: FolderStore) -> None:
     said = [f"Für {n} Übungen à {n} €, «é» und Größe {n}" for n in range(30)]
     bad = {"misread": said[0].encode().decode("cp1252"), "replaced": "Gr\ufffd\ufffde", "of both": "Ã\u0084nderung"}
