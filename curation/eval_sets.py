@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from curation import shapes
 from curation.canonical import Row, canonical
-from curation.decontaminate import FOUND, VERSION, VERSION_WITH_C4, Decontamination, Index, build
+from curation.decontaminate import FOUND, LEAST_WORDS, VERSION, VERSION_WITH_C4, Decontamination, Index, build
 from curation.dialect import Quotes
 from curation.encodings import Fallback
 from curation.extras import EVERY
@@ -27,6 +28,8 @@ from dropforge.recipe_data import Decontaminate
 from dropforge.store import Store, written_by_others
 
 _HEAD: Final = 200
+#: One item in so many is more than a few.
+_FEW: Final = 20
 #: Items are held in memory.
 _MOST_BYTES: Final = 256 << 20
 
@@ -43,11 +46,24 @@ class Item:
 
 @dataclass(frozen=True)
 class EvalSets:
-    """What is looked for, and what it is called. :param path: where workers find the index."""
+    """What is looked for, and what it is called.
+
+    :param path: where workers find the index. :param looks: what sets look like that are read as text, by their names.
+    """
 
     items: tuple[Item, ...]
     index: Index
     path: Path
+    looks: Mapping[str, str]
+
+    def warnings(self) -> list[str]:
+        """A line for each set that looks like something else, or has many items of which no text can be looked for."""
+        lines = [f"evaluation set {name}: {what.replace('learned', 'read', 1)}" for name, what in self.looks.items()]
+        for name, own in self.summary({}).items():
+            if own["not_sought"] * _FEW >= own["items"]:
+                items = f"{own['not_sought']:,} of {own['items']:,} items have no text of {LEAST_WORDS} words or more"
+                lines.append(f"evaluation set {name}: {items} that can be looked for")
+        return lines
 
     def summary(self, counts: Mapping[str, int]) -> dict[str, dict[str, int]]:
         """By set: items, those of which no text can be looked for, those that were found, and rows of the drop that
@@ -92,15 +108,19 @@ def prepare(store: Store, asked: Decontaminate, rules: Rules, folder: Path, limi
         version=VERSION_WITH_C4 if rules.quality is not None and rules.quality.c4 is not None else VERSION,
     )
     items: list[Item] = []
+    looks: dict[str, str] = {}
     for name, path in paths.items():
-        items += _items(name, asked.sets[name], path, len(items), rules, limits)
+        split = Split(path, sniff(path, asked.sets[name], _encoding(rules)))
+        items += _items(name, asked.sets[name], split, len(items), rules, limits)
+        if split.format.looks is not None:
+            looks[name] = split.format.looks
     # What is masked and mended in rows is so in items too, or they would not be the same.
     items = _as_rows(items, replace(rules, language=None, quality=None))
     texts = [(text, item.number) for item in items for text in item.texts]
     index = build([text for text, _ in texts], [number for _, number in texts], own)
     path = folder / f"{hashlib.sha256(repr((own, rules)).encode()).hexdigest()[:32]}.npz"
     index.save(path)
-    return replace(rules, decontamination=own), EvalSets(tuple(items), index, path)
+    return replace(rules, decontamination=own), EvalSets(tuple(items), index, path, looks)
 
 
 def _fetch(store: Store, name: str, key: str, folder: Path) -> Path:
@@ -126,11 +146,16 @@ def _fetch(store: Store, name: str, key: str, folder: Path) -> Path:
     return temporary.replace(folder / state.hexdigest())
 
 
-def _items(name: str, key: str, path: Path, first: int, rules: Rules, limits: Limits) -> Iterator[Item]:
-    # UTF-16 shows itself, and every column may hold what is asked.
-    encoding = "auto" if rules.encoding == "utf-8" else rules.encoding
+def _encoding(rules: Rules) -> str:
+    # UTF-16 shows itself.
+    return "auto" if rules.encoding == "utf-8" else rules.encoding
+
+
+def _items(name: str, key: str, split: Split, first: int, rules: Rules, limits: Limits) -> Iterator[Item]:
+    # Every column may hold what is asked.
+    encoding = _encoding(rules)
     fallback = None if encoding == "auto" else Fallback(encoding)
-    split, number, quotes = Split(path, sniff(path, key, encoding)), first, Quotes(rules.quotes)
+    number, quotes = first, Quotes(rules.quotes)
     how: dict[str, Any] = {"wanted": EVERY, "limits": limits, "fallback": fallback, "quotes": quotes}
     for record in read(split, max_row_bytes=rules.max_row_bytes, **how):
         if isinstance(record, Blank):
@@ -146,6 +171,8 @@ def _items(name: str, key: str, path: Path, first: int, rules: Rules, limits: Li
 
 def _leaves(value: Any) -> Iterator[str]:
     """All texts of an item, wherever they stand."""
+    if isinstance(value, bytes):
+        value = shapes.texts(value)
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -312,6 +312,7 @@ def step(
     # Of a file without a row in the sample nothing is known.
     unread = unknown_keys(reports, rules)
     worth = [*limited(rules, len(files), whole), *not_as_meant(reports, rules, unread)]
+    worth += desk.sets.warnings() if desk.sets is not None else []
     of_files = warnings(work, reports, rules, files, passed, [1] * len(files) if sample else read)
     if (override := desk.recipe.curation.gate.override) is not None:
         worth.insert(0, f"The recipe lets this version pass the gate whatever its rules find: {override}")

@@ -193,6 +193,9 @@ def test_a_drop_loses_the_rows_and_tells_of_each_item(
     ]
     card = json.loads(store.get(manifest.files["card_json"]))
     assert card["evaluation_sets"]["sets"] == {"clocks": {"items": 3, "not_sought": 1, "found": 1, "rows": 2}}
+    assert (
+        "evaluation set clocks: 1 of 3 items have no text of 5 words or more that can be looked for" in card["warnings"]
+    )
     assert not [name for name in card["statistics"]["touched"] if name.startswith(FOUND)]
     page = store.get(manifest.files["card_html"]).decode()
     assert "Evaluation sets" in page
@@ -210,14 +213,16 @@ def test_the_set_s_content_is_part_of_the_version(make: Make, store: FolderStore
     assert "decontamination" not in plain.rules
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "json", "arrow", "utf-16.jsonl", "utf-32-le.csv"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "bytes.parquet", "json", "arrow", "utf-16.jsonl", "utf-32-le.csv"])
 def test_sets_come_in_any_format(make: Make, store: FolderStore, tmp_path: Path, kind: str) -> None:
     table = pa.table({"Frage": [QUESTION, "x"], "n": [1, 2]})
     pq.write_table(table, tmp_path / "set.parquet")
+    pq.write_table(table.set_column(0, "Frage", table["Frage"].cast(pa.binary())), tmp_path / "set.bytes.parquet")
     Dataset.from_list(table.to_pylist()).save_to_disk(tmp_path / "saved")
     data = {
         "csv": f'Frage,n\n"{QUESTION}",1\nx,2\n'.encode(),
         "parquet": (tmp_path / "set.parquet").read_bytes(),
+        "bytes.parquet": (tmp_path / "set.bytes.parquet").read_bytes(),
         "json": json.dumps(table.to_pylist(), indent=1).encode(),
         "arrow": next((tmp_path / "saved").glob("*.arrow")).read_bytes(),
         "utf-16.jsonl": lines(*table.to_pylist()).decode().encode("utf-16"),
@@ -225,6 +230,14 @@ def test_sets_come_in_any_format(make: Make, store: FolderStore, tmp_path: Path,
     }[kind]
     store.put(f"eval-sets/set.{kind}", data)
     assert make(drop(), decontaminate={"sets": {"s": f"eval-sets/set.{kind}"}}).counts["contaminated"] == 2
+
+
+def test_a_set_of_one_item_a_line_of_text_is_told(make: Make, store: FolderStore) -> None:
+    store.put("eval-sets/clocks.txt", "\n".join(f"Is clock {n} of the long hall on?" for n in range(9)).encode())
+    made = make(drop(), decontaminate={"sets": {"clocks": "eval-sets/clocks.txt"}})
+    card = json.loads(store.get(made.files["card_json"]))
+    [told] = [line for line in card["warnings"] if line.startswith("evaluation set")]
+    assert told.startswith("evaluation set clocks: read as text, a paragraph a row, though it has lines that each end")
 
 
 @pytest.mark.parametrize(
