@@ -25,6 +25,11 @@ def run_title(spec: RunSpec) -> str:
     return " · ".join(parts)[:200]
 
 
+def ended_title(spec: RunSpec, version: str, alias: str | None) -> str:
+    """The same at its end. :param alias: that its version has now, if it has one."""
+    return f"{run_title(spec)} · version {version}, {alias or 'not promoted'}"
+
+
 def of_family(family: str) -> str:
     """The description of a family's registered model and of its experiment."""
     return (
