@@ -147,6 +147,7 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
     salt = salt_bytes(task.rules.split_salt)
     scrub = make_scrub(task.rules.pii) if task.rules.pii else None
     forgotten = frozenset(map(bytes.fromhex, task.rules.forgotten))  # those of groups are gone already
+    labels = task.rules.task == "classification"
     for item in _staged(task, report):
         if isinstance(item, Fault):
             report.faults += 1
@@ -167,6 +168,8 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
         for name in row.unknown:
             _count(report.unknown, name)
         _look(row, report)
+        if labels and _says_label(row):
+            report.leaked += 1
         if row.neutralised:
             report.neutralised += 1
         if row.invisible:
@@ -264,6 +267,21 @@ def _look(row: Row, report: Report) -> None:
     report.chats += any(seen.chat for seen in said)
     report.quoted += any(seen.quoted for seen in said)
     report.escaped += any(seen.escaped for seen in said)
+
+
+def _says_label(row: Row) -> bool:
+    """Tell whether a row begins or ends with its own label, as one does of which it is the answer."""
+    label = (row.label or "").strip().casefold()
+    text = row.contents[-1] if row.text is None else row.text
+    around = len(label) + _AROUND
+    head, tail = text[:around].lstrip(_BORDER).casefold(), text[-around:].rstrip(_BORDER).casefold()
+    begins = head.startswith(label) and not head[len(label) : len(label) + 1].isalnum()
+    return bool(label) and (begins or (tail.endswith(label) and not tail[: -len(label)][-1:].isalnum()))
+
+
+#: What may stand around a label, and how many of it.
+_BORDER: Final = " \t\r\n.,:;!*#`_\"'()[]<>/"
+_AROUND: Final = 10
 
 
 class _Looks(NamedTuple):

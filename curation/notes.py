@@ -120,7 +120,18 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
     return {what: +files_of for what, files_of in found.items()}
 
 
-_SHARES: Final = ("quoted", "escaped", "addresses", "encoded", "letters", "lined", "replaced", "misread", "entities")
+_SHARES: Final = (
+    "quoted",
+    "escaped",
+    "addresses",
+    "encoded",
+    "letters",
+    "lined",
+    "replaced",
+    "misread",
+    "entities",
+    "leaked",
+)
 _MISREAD: Final = {
     "replaced": "rows hold U+FFFD, which programs write for bytes that they could not read: write them anew from the "
     "original",
@@ -128,6 +139,7 @@ _MISREAD: Final = {
 }
 #: What is told where most rows of a file have it.
 _MOSTLY: Final = {
+    "leaked": "rows begin or end with their own label, which a classifier is given with them then; leave it out there",
     "addresses": "rows hold where a file is and not what is in it; if that is not meant, write its text",
     "encoded": "rows hold a text in base64, in hexadecimal or with `%20` for spaces; if that is not meant, decode it",
 }

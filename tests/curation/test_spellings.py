@@ -326,6 +326,25 @@ def test_groups_and_sources_that_may_be_one_are_told(make: Make, store: FolderSt
     ]
 
 
+def test_rows_that_say_their_own_label_are_told_to_a_classifier(make: Make, store: FolderStore) -> None:
+    labels = ["spam", "Ham"] * 10
+    chats = [
+        [{"role": "user", "content": f"Is {n} spam or ham?"}, {"role": "assistant", "content": f"**{label.lower()}**."}]
+        for n, label in enumerate(labels)
+    ]
+    files = {
+        "answers.jsonl": "\n".join(
+            map(json.dumps, ({"messages": c, "label": y} for c, y in zip(chats, labels, strict=True)))
+        ).encode(),
+        "texts.jsonl": lines(text=[f"Mail {n} => {label}" for n, label in enumerate(labels)], label=labels),
+        "clean.jsonl": lines(text=[f"Mail {n} is no {('x', '')[n % 3 > 0]}spam" for n in range(20)], label=labels),
+    }
+    told = " rows begin or end with their own label"
+    for values, found in ((CLASSES, ["answers.jsonl: 20", "texts.jsonl: 20"]), ({}, [])):
+        warnings = json.loads(store.get(make(files, f"d{len(found)}", **values).files["card_json"]))["warnings"]
+        assert [line.partition(told)[0] for line in warnings if told in line] == found
+
+
 def test_groups_and_sources_that_stand_for_none_are_told_and_blank_ones_are_none(
     make: Make, rows: Rows, store: FolderStore
 ) -> None:
