@@ -93,9 +93,13 @@ class Statistics:
     named_twice: dict[str, int] = field(default_factory=dict)
 
 
-def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
+def alarms(statistics: Statistics, classes: bool = False, settled: bool = False) -> list[str]:
     """Sources with strikingly many rows that try to be read otherwise than they look, or have a phrase in common, and
-    labels that do not say what they seem to. :param classes: whether labels are what is learned."""
+    labels that do not say what they seem to.
+
+    :param classes: whether labels are what is learned. :param settled: whether rows with one input and several labels
+        were taken out.
+    """
     lines = []
     for source, rows, tokens, unseen in statistics.suspicious:
         parts = {"control tokens of chat templates": tokens, "invisible or reordering characters": unseen}
@@ -131,6 +135,12 @@ def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
             f"labels: {statistics.classes[0]:,} classes of {kept:,} rows, fewer than {_OF_A_CLASS} of each; are they "
             "scores, ids or answers?"
         )
+    contested = 0 if settled else statistics.contested.get("rows", 0)
+    if classes and contested * _CONTESTED >= kept >= ALARM_ROWS:
+        lines.append(
+            f"labels: {contested:,} rows have another label than rows with the same input; a row has one class, and "
+            "`curation.label_conflicts` takes such rows out"
+        )
     if statistics.classes[0] and not classes:
         unlearned = counted(statistics.classes[0], "value")
         lines.append(f"labels: {unlearned} that this task does not learn; `task: classification` learns them")
@@ -144,6 +154,8 @@ def alarms(statistics: Statistics, classes: bool = False) -> list[str]:
     return [*lines, *(told(*item) for item in statistics.repeated)]
 
 
+#: One row in so many is more than the mistakes of who labelled them.
+_CONTESTED: Final = 20
 #: Rows of a class, on average, with fewer of which nothing can be learned of it.
 _OF_A_CLASS: Final = 2
 

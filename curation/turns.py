@@ -132,7 +132,7 @@ def of_parts(parts: list[dict[Any, Any]], name: str, role: str = "assistant") ->
         if value is not None and _PICTURED.fullmatch(str(key))
     }
     kinds = {str(part.get("type") or _kind_of_part(part)): None for part in parts} | pictured
-    if others := sorted(kinds.keys() - {"text"}):
+    if others := sorted(kinds.keys() - _TEXTS):
         shown = ", ".join(map(str, others))[:80]
         raise RejectError(Reason.BAD_FIELD, f"{name} has parts of type {shown}, and only text is learned")
     texts = [part.get("text") for part in parts]
@@ -151,6 +151,8 @@ def of_parts(parts: list[dict[Any, Any]], name: str, role: str = "assistant") ->
     return "".join(map(str, texts)), Beside(told, tuple(unknown)) if told or unknown else None
 
 
+#: Types of parts that are text, of OpenAI's Responses the last two.
+_TEXTS: Final = frozenset({"text", "input_text", "output_text"})
 #: What makes a part one of another kind, whatever its type says.
 _PICTURED: Final = re.compile(r"(?:input_)?(?:image|video|audio)s?(?:_url)?")
 _IN_PARTS: Final = frozenset({"type", "text", *_FLAGS})

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from curation.pii import report
-from curation.reasons import filtered
+from curation.reasons import Filtered, filtered
 from curation.statistics import Statistics, alarms
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop
@@ -22,6 +22,7 @@ def summary(
     :param first: what is told before all else. :param of_files: what is odd about files.
     """
     asked = manifest.rules.get("pii")
+    classes = manifest.rules.get("task") == "classification"
     return {
         **({"pii": report.facts(asked, statistics.touched)} if asked else {}),
         "schema": 1,
@@ -39,7 +40,7 @@ def summary(
         "shards": [asdict(shard) for shard in manifest.shards],
         "columns": {"seen": {name: dict(found) for name, found in manifest.columns.items()}, "changed": []},
         # A terminal shows the first ones: what is lost, then what rows hold, then files, which may be many.
-        "warnings": [*first, *alarms(statistics, manifest.rules.get("task") == "classification"), *of_files],
+        "warnings": [*first, *alarms(statistics, classes, Filtered.LABEL_CONFLICT in manifest.counts), *of_files],
         "statistics": asdict(statistics),
         "unicode": unicodedata.unidata_version,
     }

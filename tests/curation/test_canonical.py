@@ -34,7 +34,7 @@ def turns(fields: dict[str, Any], text_column: str = "text") -> list[tuple[str, 
             {
                 "messages": [
                     {"role": "user", "content": [{"type": "text", "text": "q"}]},
-                    {"role": "ai", "content": "a"},
+                    {"role": "ai", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
                 ]
             },
             TALK,

@@ -57,6 +57,19 @@ def test_one_question_with_two_answers(make: Make, rows: Rows, store: FolderStor
     assert "Label conflicts" in store.get(manifest.files["card_html"]).decode()
 
 
+@pytest.mark.parametrize(("policy", "told"), [("keep", True), ("first", False)])
+def test_a_classifier_s_rows_of_one_input_and_several_labels_are_told(
+    make: Make, store: FolderStore, policy: str, told: bool
+) -> None:
+    rows = [{"text": f"mail number {n}", "label": label} for n in range(20) for label in ("spam", "urgent")]
+    made = make(lines(rows), task="classification", label_conflicts=policy)
+    line = (
+        "labels: 40 rows have another label than rows with the same input; a row has one class, and "
+        "`curation.label_conflicts` takes such rows out"
+    )
+    assert (line in json.loads(store.get(made.files["card_json"]))["warnings"]) == told
+
+
 @pytest.mark.parametrize("scope", ["drop", "family"])
 def test_a_drop_without_a_row_after_settling_fails_with_its_funnel(make: Make, store: FolderStore, scope: str) -> None:
     twice = [chat(f"What is {n} and {n}?", answer) for n in range(20) for answer in ("This.", "That.")]
