@@ -43,13 +43,13 @@ class Patience:
         """Begin to count anew."""
         self._since = time.monotonic()
 
-    def bear(self, error: DropforgeError) -> None:
-        """Return if it is worth while to ask again.
+    def bear(self, error: DropforgeError, limit: float = LIMIT) -> None:
+        """Return if it is worth while to ask again. :param limit: seconds of silence that are borne.
 
-        :raises DropforgeError: if nothing has answered for too long.
+        :raises DropforgeError: if nothing has answered for longer.
         """
         silent = time.monotonic() - self._since
-        if silent > LIMIT:
+        if silent > limit:
             mend = f"{error.mend.rstrip('.')}; then `{self.afterwards}`"
             raise DropforgeError(error.thing, f"{error.cause.rstrip('.')}, for {silent:.0f} s now", mend) from error
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dropforge import tracking
-from dropforge.client.airflow import FINETUNE, Airflow
+from dropforge.client.airflow import FINETUNE, Airflow, NoSuchRunError
 from dropforge.client.connection import Connection
 from dropforge.client.history import Course
 from dropforge.client.patience import Patience, asking_mlflow
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ENDED = frozenset({"success", "failed"})
 _AT_WORK = frozenset({"running", "deferred"})
+_FIRST = 10.0  # seconds of silence that the first look bears
 _LONGEST_CAUSE = 300
 
 
@@ -157,7 +158,17 @@ def looks(
     :raises DropforgeError: if the stack is stopped meanwhile, or Airflow has not answered for `patience.LIMIT` seconds.
     """
     watcher, patience = Watcher(connection, dag_run, title), Patience(connection.stack, f"dropforge follow {title}")
-    view = watcher.look()
+    while True:
+        try:
+            view = watcher.look()
+            break
+        except NoSuchRunError:
+            raise
+        except DropforgeError as error:  # as below, but what has never answered may be another address
+            patience.check_stack()
+            patience.bear(error, _FIRST)
+            time.sleep(min(seconds, 1.0))
+    patience.answered()
     while True:
         yield view
         if view.state in ENDED:

@@ -95,6 +95,10 @@ def test_a_run_that_fails_or_takes_longer_says_so(client: Client, airflow: FakeA
     airflow.add(DagRun("manual__1", "failed", ("success", "failed"), "no row can be read"))
     with pytest.raises(RunFailedError, match="curate failed: no row can be read"):
         client.run("manual__1").wait()
+    airflow.add(DagRun("manual__3", "success", ("success",) * 3))
+    run = client.run("manual__3")
+    airflow.away = 2  # as behind a proxy whose service is restarted
+    assert run.wait(poll=0.01) is run
     airflow.add(DagRun("manual__2", "running", ("success", "running")))
     with pytest.raises(StillRunningError, match="not ended within 0 s"):
         client.run("manual__2").wait(timeout=0, poll=0.01)
