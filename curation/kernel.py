@@ -34,7 +34,7 @@ from curation.repair import is_misread
 from curation.sample import WORKING, chosen
 from curation.schema import Seen, joined, unread
 from curation.shapes import has_entities, is_address, is_chat, is_encoded, is_json_text, is_repr
-from curation.spellings import LONGEST_UNSET, is_rounded, is_unset
+from curation.spellings import LONGEST_UNSET, is_rounded, is_unset, stands_at_end
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
 from curation.streams import TornError
@@ -168,7 +168,7 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
         for name in row.unknown:
             _count(report.unknown, name)
         _look(row, report)
-        if labels and _says_label(row):
+        if labels and row.label and stands_at_end(row.label, row.contents[-1] if row.text is None else row.text):
             report.leaked += 1
         if row.neutralised:
             report.neutralised += 1
@@ -267,21 +267,6 @@ def _look(row: Row, report: Report) -> None:
     report.chats += any(seen.chat for seen in said)
     report.quoted += any(seen.quoted for seen in said)
     report.escaped += any(seen.escaped for seen in said)
-
-
-def _says_label(row: Row) -> bool:
-    """Tell whether a row begins or ends with its own label, as one does of which it is the answer."""
-    label = (row.label or "").strip().casefold()
-    text = row.contents[-1] if row.text is None else row.text
-    around = len(label) + _AROUND
-    head, tail = text[:around].lstrip(_BORDER).casefold(), text[-around:].rstrip(_BORDER).casefold()
-    begins = head.startswith(label) and not head[len(label) : len(label) + 1].isalnum()
-    return bool(label) and (begins or (tail.endswith(label) and not tail[: -len(label)][-1:].isalnum()))
-
-
-#: What may stand around a label, and how many of it.
-_BORDER: Final = " \t\r\n.,:;!*#`_\"'()[]<>/"
-_AROUND: Final = 10
 
 
 class _Looks(NamedTuple):

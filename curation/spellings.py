@@ -150,6 +150,20 @@ def called_alike(names: Collection[str], there: Collection[str]) -> dict[str, st
     return {name: found[_folded(name)] for name in sorted(lost) if _folded(name) in found}
 
 
+def stands_at_end(label: str, text: str) -> bool:
+    """Return whether a text begins or ends with a label, as one does of which the label is the answer."""
+    label = label.strip().casefold()
+    around = len(label) + _AROUND
+    head, tail = text[:around].lstrip(_BORDER).casefold(), text[-around:].rstrip(_BORDER).casefold()
+    begins = head.startswith(label) and not head[len(label) : len(label) + 1].isalnum()
+    return bool(label) and (begins or (tail.endswith(label) and not tail[: -len(label)][-1:].isalnum()))
+
+
+#: What may stand around a label, and how many of it.
+_BORDER: Final = " \t\r\n.,:;!*#`_\"'()[]<>/"
+_AROUND: Final = 10
+
+
 def unset(rows: Mapping[str, int]) -> dict[str, int]:
     """Return labels that programs write for a missing value, with their rows: also -1 beside 0 to n, but `-` not beside
     `+`, and -1 not beside 0 and 1 alone, of which it is the opposite. :param rows: of each label."""

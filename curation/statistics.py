@@ -9,20 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from curation.engines.tables import Tables
-from curation.phrases import repeated, told
+from curation.phrases import repeated
 from curation.shapes import is_json_text, is_repr
 from curation.spellings import (
     TRUTHS,
     alike,
     called_alike,
     made_of_others,
-    mixed_truths,
     numbers_and_names,
     truths_among,
     unset,
 )
 from dropforge.dataset import MOST_LABELS
-from dropforge.text import counted
 
 EDGES: Final = tuple(lead * 10**power for power in range(1, 8) for lead in (1, 2, 5))
 #: Sources and labels that are told, the most frequent ones.
@@ -32,7 +30,7 @@ ALARM_ROWS: Final = 10
 ALARM_ONE_IN: Final = 100
 _NAME: Final = 200
 #: Labels that may be one, and such groups.
-_TOLD: Final = 5
+TOLD: Final = 5
 _SIDES: Final = {0: "train", 1: "eval"}
 _KEPT: Final = "rows r join sides s on r.key = s.key and r.rank = s.rank"
 
@@ -93,85 +91,6 @@ class Statistics:
     named_twice: dict[str, int] = field(default_factory=dict)
 
 
-def alarms(statistics: Statistics, classes: bool = False, settled: bool = False) -> list[str]:
-    """Sources with strikingly many rows that try to be read otherwise than they look, or have a phrase in common, and
-    labels that do not say what they seem to.
-
-    :param classes: whether labels are what is learned. :param settled: whether rows with one input and several labels
-        were taken out.
-    """
-    lines = []
-    for source, rows, tokens, unseen in statistics.suspicious:
-        parts = {"control tokens of chat templates": tokens, "invisible or reordering characters": unseen}
-        for what, held in parts.items():
-            if _striking(held, rows):
-                lines.append(f"source {source}: {held:,} of {rows:,} rows hold {what}; who put them there?")
-    if mixed := mixed_truths(statistics.truths):
-        lines.append(f"labels: truth values are spelled in several ways: {_counted(mixed)}")
-    for name, values in {"labels": statistics.alike, **statistics.alike_names}.items():
-        lines += [f"{name}: one value, or several? {_counted(group)}" for group in values]
-        if more := statistics.more_alike.get(name):
-            lines.append(f"{name}: one value, or several? {counted(more, 'more such group')}")
-    lines += [
-        f"sources: the recipe names `{_shown(name)}`, which no row has; is `{_shown(meant)}` meant?"
-        for name, meant in statistics.misnamed.items()
-    ]
-    if statistics.unset:
-        lines.append(f"labels: programs write so what is missing: {_counted(statistics.unset)}")
-    for name, lost in statistics.unset_names.items():
-        of_one = ", and the rows of each stand on one side of the split" if name == "groups" else ""
-        lines.append(f"{name}: programs write so what is missing{of_one}: {_counted(lost)}")
-    if statistics.shown:
-        lines.append(
-            f"labels: as Python shows a list, object, tuple or bytes, or JSON a text: {_counted(statistics.shown)}"
-        )
-    if statistics.several:
-        lines.append(f"labels: several in one, and a class of its own? {_counted(statistics.several)}")
-    if statistics.named_twice:
-        lines.append(f"labels: are the numbers these names' own? {_counted(statistics.named_twice)}")
-    kept = sum(statistics.shapes.values())
-    if classes and _OF_A_CLASS * statistics.classes[0] > kept >= ALARM_ROWS:
-        lines.append(
-            f"labels: {statistics.classes[0]:,} classes of {kept:,} rows, fewer than {_OF_A_CLASS} of each; are they "
-            "scores, ids or answers?"
-        )
-    contested = 0 if settled else statistics.contested.get("rows", 0)
-    if classes and contested * _CONTESTED >= kept >= ALARM_ROWS:
-        lines.append(
-            f"labels: {contested:,} rows have another label than rows with the same input; a row has one class, and "
-            "`curation.label_conflicts` takes such rows out"
-        )
-    if statistics.classes[0] and not classes:
-        unlearned = counted(statistics.classes[0], "value")
-        lines.append(f"labels: {unlearned} that this task does not learn; `task: classification` learns them")
-    if statistics.shapes["messages"] and not classes:
-        only = statistics.classes[0] == len(statistics.truths)  # else 0 is one number of several
-        for no in ("false", "0") if only else ("false",):
-            if wrong := sum(rows for label, rows in statistics.truths.items() if label.lower() == no):
-                lines.append(
-                    f"labels: {wrong:,} rows have `{no}`; an answer that is marked as wrong so is learned all the same"
-                )
-    return [*lines, *(told(*item) for item in statistics.repeated)]
-
-
-#: One row in so many is more than the mistakes of who labelled them.
-_CONTESTED: Final = 20
-#: Rows of a class, on average, with fewer of which nothing can be learned of it.
-_OF_A_CLASS: Final = 2
-
-
-def _counted(labels: dict[str, int]) -> str:
-    shown = [
-        f"{_shown(label if label.isprintable() and label == label.strip() else repr(label))} ({rows:,} rows)"
-        for label, rows in labels.items()
-    ]
-    return ", ".join(shown[:_TOLD]) + (f" and {len(shown) - _TOLD} more" if len(shown) > _TOLD else "")
-
-
-def _striking(held: int, rows: int) -> bool:
-    return held >= ALARM_ROWS and held * ALARM_ONE_IN >= rows
-
-
 def measure(
     tables: Tables, files: Sequence[str], touched: dict[str, int], top: int = TOP, named: Collection[str] = ()
 ) -> Statistics:
@@ -222,14 +141,14 @@ def measure(
         medians=medians,
         histograms={name: _histogram(tables, name) for name in ("chars", "words")},
         sources=[
-            (_shown(name), train, held)
+            (shown_name(name), train, held)
             for name, train, held in tables.all(
                 "select r.source, count(*) - cast(sum(s.side) as bigint), cast(sum(s.side) as bigint)"
                 f" from {_KEPT} group by r.source order by count(*) desc, r.source limit {top}"
             )
         ],
         labels=[
-            (_shown(name), rows)
+            (shown_name(name), rows)
             for name, rows in tables.all(f"select label, held from label_rows order by held desc, label limit {top}")
         ],
         shapes={"messages": shapes[0], "text": shapes[1]},
@@ -242,19 +161,19 @@ def measure(
         near=_near(tables, files),
         unmet=tables.one("select unmet from unmet")[0],
         suspicious=_suspicious(tables, top),
-        repeated=[(_shown(item[0]), *item[1:]) for item in repeated(tables, _KEPT, top)],
+        repeated=[(shown_name(item[0]), *item[1:]) for item in repeated(tables, _KEPT, top)],
         classes=classes,
         contested=_contested(tables, files),
         truths=truths_among(words, classes[0] - len(words.keys() | missing.keys())),
-        alike=same["labels"][:_TOLD],
+        alike=same["labels"][:TOLD],
         unset=missing,
         several=made_of_others(labels),
         named_twice=numbers_and_names(labels),
         shown={label: count for label, count in labels.items() if is_repr(label) or is_json_text(label)},
-        alike_names={name: same[name][:_TOLD] for name in names},
-        more_alike={name: len(found) - _TOLD for name, found in same.items() if len(found) > _TOLD},
+        alike_names={name: same[name][:TOLD] for name in names},
+        more_alike={name: len(found) - TOLD for name, found in same.items() if len(found) > TOLD},
         unset_names={name: lost for name, found in names.items() if (lost := unset(found))},
-        misnamed=dict(list(called_alike(named, names["sources"]).items())[:_TOLD]),
+        misnamed=dict(list(called_alike(named, names["sources"]).items())[:TOLD]),
     )
 
 
@@ -277,10 +196,10 @@ def _suspicious(tables: Tables, top: int) -> list[tuple[str, int, int, int]]:
         " cast(sum(r.invisible) as bigint) as unseen from rows r group by r.source) s"
         f" where {bar} order by tokens + unseen desc, source limit {top}"
     )
-    return [(_shown(source), rows, held, hidden) for source, rows, held, hidden in found]
+    return [(shown_name(source), rows, held, hidden) for source, rows, held, hidden in found]
 
 
-def _shown(name: Any) -> str:
+def shown_name(name: Any) -> str:
     """A source or label as the card has it: one from outside may be as long as its row."""
     text = str(name)
     return text if len(text) <= _NAME else f"{text[:_NAME]}…"
@@ -368,7 +287,7 @@ def _contested(tables: Tables, files: Sequence[str]) -> dict[str, Any]:
 def _asked(text: str | None, messages: list[dict[str, str]] | None, label: str | None) -> dict[str, str]:
     """A row's input and what it answers."""
     if text is not None or not messages or label is not None:
-        return {"input": _excerpt(text, messages), "answer": _shown(label or "")}
+        return {"input": _excerpt(text, messages), "answer": shown_name(label or "")}
     at = max(at for at, turn in enumerate(messages) if turn["role"] == "assistant")
     return {"input": _excerpt(None, messages[:at]), "answer": _excerpt(messages[at]["content"], None)}
 
@@ -403,7 +322,7 @@ def _samples(tables: Tables) -> list[dict[str, Any]]:
         for source, text, messages, chat in found:
             turns = _turns(messages or (), chat)
             rows.append(
-                {"split": split, "source": _shown(source), "text": text[:600] if text else None, "messages": turns}
+                {"split": split, "source": shown_name(source), "text": text[:600] if text else None, "messages": turns}
             )
     return rows
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from curation.card.alarms import alarms
 from curation.pii import report
 from curation.reasons import Filtered, filtered
-from curation.statistics import Statistics, alarms
+from curation.statistics import Statistics
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop
 

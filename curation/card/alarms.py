@@ -1,0 +1,103 @@
+"""Lines on what rows and labels hold that somebody is to look at, out of the figures.
+
+`curation.card.facts` puts them on the card; they count nothing, and end no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from curation.phrases import told
+from curation.spellings import mixed_truths
+from curation.statistics import ALARM_ONE_IN, ALARM_ROWS, TOLD, Statistics, shown_name
+from dropforge.text import counted
+
+
+def alarms(statistics: Statistics, classes: bool = False, settled: bool = False) -> list[str]:
+    """Return lines on sources with strikingly many rows that try to be read otherwise than they look, or have a phrase
+    in common, and on labels that do not say what they seem to.
+
+    :param classes: whether labels are what is learned. :param settled: whether rows with one input and several labels
+        were taken out.
+    """
+    phrases = (told(*item) for item in statistics.repeated)
+    of_labels = _of_classes(statistics, settled) if classes else _of_unlearned(statistics)
+    return [*_of_sources(statistics), *_of_spellings(statistics), *of_labels, *phrases]
+
+
+def _of_sources(statistics: Statistics) -> Iterator[str]:
+    for source, rows, tokens, unseen in statistics.suspicious:
+        parts = {"control tokens of chat templates": tokens, "invisible or reordering characters": unseen}
+        for what, held in parts.items():
+            if held >= ALARM_ROWS and held * ALARM_ONE_IN >= rows:
+                yield f"source {source}: {held:,} of {rows:,} rows hold {what}; who put them there?"
+
+
+def _of_spellings(statistics: Statistics) -> Iterator[str]:
+    """Lines on labels, sources and groups that may be one value, several or none."""
+    if mixed := mixed_truths(statistics.truths):
+        yield f"labels: truth values are spelled in several ways: {_counted(mixed)}"
+    for name, values in {"labels": statistics.alike, **statistics.alike_names}.items():
+        for group in values:
+            yield f"{name}: one value, or several? {_counted(group)}"
+        if more := statistics.more_alike.get(name):
+            yield f"{name}: one value, or several? {counted(more, 'more such group')}"
+    for name, meant in statistics.misnamed.items():
+        yield f"sources: the recipe names `{shown_name(name)}`, which no row has; is `{shown_name(meant)}` meant?"
+    if statistics.unset:
+        yield f"labels: programs write so what is missing: {_counted(statistics.unset)}"
+    for name, lost in statistics.unset_names.items():
+        of_one = ", and the rows of each stand on one side of the split" if name == "groups" else ""
+        yield f"{name}: programs write so what is missing{of_one}: {_counted(lost)}"
+    if statistics.shown:
+        yield f"labels: as Python shows a list, object, tuple or bytes, or JSON a text: {_counted(statistics.shown)}"
+    if statistics.several:
+        yield f"labels: several in one, and a class of its own? {_counted(statistics.several)}"
+    if statistics.named_twice:
+        yield f"labels: are the numbers these names' own? {_counted(statistics.named_twice)}"
+
+
+def _of_classes(statistics: Statistics, settled: bool) -> Iterator[str]:
+    """Lines on labels that are learned. :param settled: see `alarms`."""
+    kept = sum(statistics.shapes.values())
+    contested = 0 if settled else statistics.contested.get("rows", 0)
+    if kept < ALARM_ROWS:
+        return
+    if _OF_A_CLASS * statistics.classes[0] > kept:
+        yield (
+            f"labels: {statistics.classes[0]:,} classes of {kept:,} rows, fewer than {_OF_A_CLASS} of each; are they "
+            "scores, ids or answers?"
+        )
+    if contested * _CONTESTED >= kept:
+        yield (
+            f"labels: {contested:,} rows have another label than rows with the same input; a row has one class, and "
+            "`curation.label_conflicts` takes such rows out"
+        )
+
+
+def _of_unlearned(statistics: Statistics) -> Iterator[str]:
+    """Lines on labels that are not learned."""
+    if statistics.classes[0]:
+        unlearned = counted(statistics.classes[0], "value")
+        yield f"labels: {unlearned} that this task does not learn; `task: classification` learns them"
+    if not statistics.shapes["messages"]:
+        return
+    only = statistics.classes[0] == len(statistics.truths)  # else 0 is one number of several
+    for no in ("false", "0") if only else ("false",):
+        if wrong := sum(rows for label, rows in statistics.truths.items() if label.lower() == no):
+            yield f"labels: {wrong:,} rows have `{no}`; an answer that is marked as wrong so is learned all the same"
+
+
+#: One row in so many is more than the mistakes of who labelled them.
+_CONTESTED: Final = 20
+#: Rows of a class, on average, with fewer of which nothing can be learned of it.
+_OF_A_CLASS: Final = 2
+
+
+def _counted(labels: dict[str, int]) -> str:
+    shown = [
+        f"{shown_name(label if label.isprintable() and label == label.strip() else repr(label))} ({rows:,} rows)"
+        for label, rows in labels.items()
+    ]
+    return ", ".join(shown[:TOLD]) + (f" and {len(shown) - TOLD} more" if len(shown) > TOLD else "")
