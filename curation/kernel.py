@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -30,14 +28,12 @@ from curation.pii import make_scrub
 from curation.readers import read
 from curation.reasons import Filtered, Reason, RejectError
 from curation.records import HEAD, Blank, Fault, Found, Split
-from curation.repair import is_misread
 from curation.sample import WORKING, chosen
 from curation.schema import Seen, joined, unread
-from curation.shapes import has_entities, is_address, is_chat, is_encoded, is_json_text, is_repr
-from curation.spellings import LONGEST_UNSET, is_rounded, is_unset, stands_at_end
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
 from curation.streams import TornError
+from curation.suspects import count_suspects
 from curation.task import PRINTED, Report, Task
 from curation.turns import hidden
 
@@ -167,13 +163,7 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
         row = item.row
         for name in row.unknown:
             _count(report.unknown, name)
-        _look(row, report)
-        if labels and row.label and stands_at_end(row.label, row.contents[-1] if row.text is None else row.text):
-            report.leaked += 1
-        if row.neutralised:
-            report.neutralised += 1
-        if row.invisible:
-            report.invisible += 1
+        count_suspects(row, report, labels=labels)
         yield named
     if scrub is not None:  # names of columns come from outside as well
         report.unknown = {scrub(name): rows for name, rows in report.unknown.items()}
@@ -208,124 +198,6 @@ def _count(counts: dict[str, int], name: str) -> None:
     shown = _printable(name[:_NAME])
     shown = shown if shown in counts or len(counts) < _MOST_NAMES else _OTHERS
     counts[shown] = counts.get(shown, 0) + 1
-
-
-def _look(row: Row, report: Report) -> None:
-    """Count a row that says what programs write for a missing value, also at the end of a question or beside a content,
-    and one that holds what Python shows of a value, or a text, messages or parts of one in JSON, or where a file is;
-    and one whose name is a number that a program has rounded, whose line ends may be letters, whose characters HTML or
-    Excel wrote otherwise, or which was misread."""
-    for name in (row.group, row.label, row.source):
-        if name is not None and (row.rounded or is_rounded(name)):
-            report.rounded += 1
-            break
-    texts = row.contents if row.text is None else (row.text,)
-    odd: list[int] = []
-    lined = letters = replaced = misread = entities = False
-    # Most are nothing of all this, which length, first and last character, and end tell at once.
-    for place, text in enumerate(texts):
-        seen = False
-        if text.isascii():
-            seen = " " not in text  # in other scripts most have none
-        else:
-            replaced = replaced or "\ufffd" in text
-            misread = misread or is_misread(text)
-        if "\n" in text:
-            lined = True
-            seen = seen or "\n\n" in text[_END:]
-            entities = entities or _RETURN in text
-        elif "\\" in text:
-            letters = letters or _LETTERS.search(text) is not None
-        if "&" in text and not entities and (not row.roles or row.roles[place] != "tool"):
-            entities = has_entities(text)
-        if seen or len(text) <= LONGEST_UNSET or (text[-1] in _ENDS and text[0] in _BEGINS):
-            odd.append(place)
-    if lined:
-        report.lined += 1
-    elif letters:
-        report.letters += 1
-    if replaced or misread or entities:
-        report.replaced += replaced
-        report.misread += misread
-        report.entities += entities
-    if not odd and not row.beside:
-        return
-    # What a tool gives is whatever it gives.
-    said = [
-        found
-        for place in odd
-        if (not row.roles or row.roles[place] != "tool") and (found := _looks(texts[place])) is not None
-    ]
-    if not said and not row.beside:
-        return
-    unset = {seen.unset for seen in said if seen.unset} | {text.strip() for text in _beside(row) if is_unset(text)}
-    for spelling in unset:
-        report.unset[spelling] = report.unset.get(spelling, 0) + 1
-    report.addresses += any(seen.address for seen in said)
-    report.encoded += any(seen.encoded for seen in said)
-    report.shown += any(seen.shown for seen in said)
-    report.chats += any(seen.chat for seen in said)
-    report.quoted += any(seen.quoted for seen in said)
-    report.escaped += any(seen.escaped for seen in said)
-
-
-class _Looks(NamedTuple):
-    """What a text may be beside a text. :param unset: as it stands for a missing value, also at its end."""
-
-    unset: str
-    address: bool
-    encoded: bool
-    shown: bool
-    chat: bool
-    quoted: bool
-    escaped: bool
-
-
-def _looks(text: str) -> _Looks | None:
-    """Look closer at a text; None for one that is nothing else. Many rows share a short one, as system prompts."""
-    return _looks_kept(text) if len(text) <= _LONGEST_KEPT else _look_closer(text)
-
-
-def _look_closer(text: str) -> _Looks | None:
-    end = text.rpartition("\n\n")[2]  # where an `input` stands, or all of it
-    quoted = is_json_text(text)
-    found = _Looks(
-        end.strip()[:LONGEST_UNSET] if is_unset(end) else "",
-        len(text) <= _LONGEST_ADDRESS and is_address(text),
-        is_encoded(text),
-        is_repr(text),
-        is_chat(text),
-        quoted,
-        quoted and "\\" in text,
-    )
-    return found if any(found) else None
-
-
-_LONGEST_KEPT: Final = 100
-_looks_kept = lru_cache(1 << 12)(_look_closer)
-
-
-#: What may stand for a line end, and for no formula's `\\nu`.
-_LETTERS: Final = re.compile(r"\\n(?![a-z])")
-#: A carriage return in the XML of Excel's files, before the line end.
-_RETURN: Final = "_x000D_"
-#: Characters of a text that may be an address.
-_LONGEST_ADDRESS: Final = 500
-#: How a text begins and ends that may be more than one, and how much of the end may be what is missing.
-_BEGINS: Final = frozenset('[{("abR \n\t\r')
-_ENDS: Final = frozenset("]})\"' \n\t\r")
-_END: Final = -LONGEST_UNSET - 2
-
-
-def _beside(row: Row) -> Iterator[str]:
-    """Names and thoughts of a row's messages, where one may be what is missing."""
-    for text in row.beside:
-        if any(map(is_unset, _SHORT.findall(text))):
-            said = json.loads(text)
-            yield from (value for key in ("name", "reasoning_content") if (value := said.get(key)) is not None)
-
-
-_SHORT: Final = re.compile(rf'"(?:name|reasoning_content)":"([^"]{{1,{LONGEST_UNSET}}})"')
 
 
 def _staged(task: Task, report: Report) -> Iterator[Canonical | Fault]:
