@@ -1,6 +1,6 @@
 """Tries the notifiers of `DROPFORGE_NOTIFY` or of the Variable `dropforge_notify`: each gets a message.
 
-Whatever occasions it wants. One that does not take it fails the task, whose log says why. See docs/use-alerts.md.
+Whatever occasions it wants. One that does not take it fails the task, whose log says why. See docs/how-to/alerts.md.
 """
 
 from __future__ import annotations

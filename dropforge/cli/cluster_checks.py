@@ -23,7 +23,7 @@ from dropforge.recipe_spark import SparkCluster
 from dropforge.stack.doctor import Finding, Level
 
 _REASONS: Final = 3  # of different kinds, why nodes do not fit
-_PODS_PAGE: Final = "docs/kubeflow-training/rights.md#pods"
+_PODS_PAGE: Final = "docs/reference/kubeflow-training/rights.md#pods"
 _WHOLE: Final = ("get", "list", "watch", "create", "delete")
 #: Verbs on resources, and what is not done without them; with "" nothing is.
 _RIGHTS: Final = (
@@ -160,7 +160,7 @@ def _rights(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
         if denied:
             lacking = True
             text = f"{whose} may not {', '.join(denied)} {resource}{f': {lost}' if lost else ''}"
-            mend = "Give the account the Roles of docs/kubeflow-training/rights.md"
+            mend = "Give the account the Roles of docs/reference/kubeflow-training/rights.md"
             yield Finding("rights", Level.WARN if lost else Level.FAIL, text, mend)
     if not lacking:
         yield Finding("rights", Level.OK, f"{whose} has all that tasks need in {asked.namespace}")
@@ -193,7 +193,7 @@ def secret_finding(namespace: str, found: Mapping[str, Any] | None) -> Finding:
         mend = (
             f"kubectl create secret generic {SECRET} --namespace {namespace} "
             "--from-literal MLFLOW_TRACKING_URI=ADDRESS, where pods have no roles by --from-env-file with AWS_* too "
-            "(docs/install/any.md)"
+            "(docs/how-to/install/kubernetes.md)"
         )
         return Finding("secret", Level.FAIL, f"there is no {SECRET}, and pods would not start", f"{mend}; {stack}")
     data = found.get("data") or {}
@@ -228,7 +228,8 @@ def claim_finding(
     if nodes > 1 and not shared:
         need = "ReadWriteMany" if writes else "ReadOnlyMany or ReadWriteMany"
         text = f"{nodes} nodes would {'write to' if writes else 'read'} it, and its mode is {', '.join(sorted(modes))}"
-        return Finding(check, Level.FAIL, text, f"Make one of {need}: a shared file system (docs/use-cluster.md)")
+        mend = f"Make one of {need}: a shared file system (docs/how-to/train-on-kubernetes.md)"
+        return Finding(check, Level.FAIL, text, mend)
     if writes and modes == {"ReadOnlyMany"}:
         return Finding(check, Level.FAIL, "pods would write to it, and its mode is ReadOnlyMany", "Set `read_only`")
     if kind is not None and (other := _other_storage(found, STORAGES[kind])):
@@ -257,7 +258,7 @@ def _queue(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
     if compute.queue is None:
         return
     base = f"/apis/{KUEUE}"
-    mend = "dropforge queues render | kubectl apply --server-side -f - (docs/queues.md)"
+    mend = "dropforge queues render | kubectl apply --server-side -f - (docs/how-to/team-queues.md)"
     try:
         queue = cluster.get(f"{base}/namespaces/{asked.namespace}/localqueues/{compute.queue}")
     except UnknownKindError:

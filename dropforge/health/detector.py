@@ -23,7 +23,7 @@ _WELL: Final = {
     Condition.NVLINK_BROKEN: ("NVLinksAreWell", "no NVLink of the node is broken"),
 }
 _HEAD: Final = """\
-# Conditions of nodes whose GPUs or NVLinks are broken: docs/health.md.
+# Conditions of nodes whose GPUs or NVLinks are broken: docs/how-to/node-health.md.
 # For the chart oci://ghcr.io/deliveryhero/helm-charts/node-problem-detector.
 # Written by `python -m dropforge.health.detector` from dropforge/health/xids.py: change it there.
 settings:

@@ -236,7 +236,8 @@ STEPS: Final = (
         "Kueue",
         "Gangs start whole or wait, by quotas and priorities of teams. After the training operator, whose jobs it "
         "guards. teams.yaml begins with one team in $TRAINING: change it to your nodes, and give the step again. With "
-        "racks (`topology` there) this version has a fault, issue 10778 of Kueue: take a later one (docs/queues.md)",
+        "racks (`topology` there) this version has a fault, issue 10778 of Kueue: take a later one "
+        "(docs/how-to/team-queues.md)",
         check=_rollout("kueue-system", "deployment/kueue-controller-manager"),
         chart=Chart("kueue", "oci://registry.k8s.io/kueue/charts/kueue", "0.16.1", "kueue-system"),
         after=(

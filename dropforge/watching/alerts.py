@@ -1,6 +1,6 @@
 """What is worth waking somebody, as Prometheus' rules. Pure.
 
-Single events, as a run that failed, are told by Airflow's notifiers to whom they concern (docs/use-alerts.md).
+Single events, as a run that failed, are told by Airflow's notifiers to whom they concern (docs/how-to/alerts.md).
 These are for whoever runs the installation: something stays wrong.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from dropforge.health.xids import XIDS, Action
 
-RUNBOOKS: Final = "docs/runbooks.md"
+RUNBOOKS: Final = "docs/how-to/alert-runbooks.md"
 Severity = Literal["critical", "warning"]
 
 

@@ -75,7 +75,7 @@ class Server:
 
     @property
     def client_env(self) -> dict[str, str]:
-        """The environment of somebody on this machine who uses the server, as docs/install/compose.md gives it."""
+        """The environment of a user on this machine, as docs/how-to/install/docker-compose.md gives it."""
         objects = f"http://127.0.0.1:{self.ports['S3_PORT']}"
         return {
             "DROPFORGE_STATE": str(self.env_file.parent / "none"),

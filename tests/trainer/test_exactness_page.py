@@ -7,7 +7,7 @@ import re
 from .matrix import cells, cover, wide_cells
 from .toy import REPOSITORY
 
-PAGE = (REPOSITORY / "docs" / "exactness.md").read_text()
+PAGE = (REPOSITORY / "docs" / "internals" / "training-coverage.md").read_text()
 
 
 def test_no_mistake_and_no_weakness_is_left_out() -> None:

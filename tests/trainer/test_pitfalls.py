@@ -1,4 +1,7 @@
-"""Known mistakes of trainers, one test each where no other file has one. `docs/exactness.md` lists them all."""
+"""Known mistakes of trainers, one test each where no other file has one.
+
+`docs/internals/training-coverage.md` lists them all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known mistakes of trainers that show on several ranks only. `docs/exactness.md` lists them all."""
+"""Known mistakes of trainers that show on several ranks only. `docs/internals/training-coverage.md` lists them all."""
 
 from __future__ import annotations
 

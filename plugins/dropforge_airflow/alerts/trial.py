@@ -21,7 +21,7 @@ def send_all(params: Mapping[str, Any] | None = None, run_id: str | None = None)
             raise DropforgeError(
                 "alerts",
                 f"neither the environment's {wanted.ENVIRONMENT} nor the Variable {wanted.VARIABLE} names a notifier",
-                "Set one of them, as docs/use-alerts.md shows",
+                "Set one of them, as docs/how-to/alerts.md shows",
             )
     alert = texts.trial(str(params["text"]), str(run_id))
     troubles = [f"{one.notifier}: {said}" for one in found if (said := telling.send(one, alert))]

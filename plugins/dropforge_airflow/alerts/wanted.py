@@ -65,7 +65,7 @@ def parse(text: str, where: str) -> list[Wanted]:
         place = ".".join(str(part) for part in first["loc"])
         said = f"{f'`{place}`: ' if place else ''}{cause(first, shown=False)}"
         raise DropforgeError(
-            where, said, "Mend it as docs/use-alerts.md shows, and try it with the DAG `dropforge_alerts`"
+            where, said, "Mend it as docs/how-to/alerts.md shows, and try it with the DAG `dropforge_alerts`"
         ) from None
 
 

@@ -109,7 +109,7 @@ def test_settings_take_a_change_and_keys_are_not_replaced(tmp_path: Path) -> Non
 
 
 def test_an_upgrade_goes_through_all_steps_that_have_our_images_or_settings() -> None:
-    page = (ROOT / "docs" / "install" / "any.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "install" / "kubernetes.md").read_text()
     upgrade = " ".join(page[page.index("## 6. Upgrade") : page.index("## 7. Removal")].split())
     ours = {
         step.name
@@ -184,7 +184,7 @@ def test_stacks_are_in_the_clusters_region_where_pod_identity_looks_for_its_asso
     assert len(stacks) == 3
     assert all("--region $REGION " in line for line in stacks)
     for page in ("aws.md", "eks.md"):
-        for line in (ROOT / "docs" / "install" / page).read_text().splitlines():
+        for line in (ROOT / "docs" / "how-to" / "install" / page).read_text().splitlines():
             assert not line.startswith("    aws cloudformation ") or " --region " in line, line
 
 
@@ -297,13 +297,14 @@ def test_what_there_is_no_plan_for_is_said(words: list[str], told: str) -> None:
 
 
 def test_pages_name_files_that_are_there_and_samples_are_yaml() -> None:
-    pages = [*(ROOT / "docs" / "install").glob("*.md"), ROOT / "helm-values" / "README.md"]
+    pages = [*(ROOT / "docs" / "how-to" / "install").glob("*.md"), ROOT / "helm-values" / "README.md"]
     for page in pages:
         for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             assert link.startswith("https://") or (page.parent / link).exists(), f"{page.name}: {link}"
-        for name in re.findall(r"(?:docs/install|helm-values)/[\w./-]+\.(?:yaml|env)", page.read_text()):
+        for name in re.findall(r"(?:docs/how-to/install|helm-values)/[\w./-]+\.(?:yaml|env)", page.read_text()):
             assert (ROOT / name).is_file(), f"{page.name}: {name}"
-    samples = {path.name: yaml.safe_load(path.read_text()) for path in (ROOT / "docs" / "install").glob("*.yaml")}
+    folder = ROOT / "docs" / "how-to" / "install"
+    samples = {path.name: yaml.safe_load(path.read_text()) for path in folder.glob("*.yaml")}
     cluster = samples["eks-cluster.yaml"]["metadata"]["name"]
     assert cluster == VARIABLES["CLUSTER"][0]
     (node_class,) = (one for one in yaml.safe_load_all(run(*POOLS)) if one["kind"] == "EC2NodeClass")

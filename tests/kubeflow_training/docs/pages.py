@@ -1,4 +1,4 @@
-"""What the pages of docs/kubeflow-training quote: excerpts of the examples, and tables of arguments.
+"""What the pages of docs/reference/kubeflow-training quote: excerpts of the examples, and tables of arguments.
 
 `python -m tests.kubeflow_training.docs.pages` writes the excerpts anew after an example has changed.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import kubeflow_training
 
 PACKAGE = Path(kubeflow_training.__file__).parent
-PAGES = Path(__file__).parents[3] / "docs/kubeflow-training"
+PAGES = Path(__file__).parents[3] / "docs/reference/kubeflow-training"
 _EXCERPT = re.compile(r"<!-- example: (\S+) (\S+) -->\n(?:```(?:python|yaml)\n.*?\n```\n)?", re.S)
 _TABLE = re.compile(r"<!-- (arguments|options): (\S+) -->\n((?:\|.*\n)+)")
 _MARK = re.compile(r"\s*# \[(START|END) \w+\]")
