@@ -2,8 +2,8 @@
 
 The rates are CPU seconds of one core for 100 MB of JSONL, measured by `python -m bench.seconds` and, where a stage is
 lost in its noise, by the stage's own bench; the tables are in `docs/internals/benchmarks.md`. They are of one
-machine and one kind of text: an estimate for people and for `auto`, no promise. Evaluation sets and kernels of the user's own are not
-in it, and compressed bytes count as they lie there.
+machine and one kind of text: an estimate for people and for `auto`, no promise. Evaluation sets and kernels of the
+user's own are not in it, and compressed bytes count as they lie there.
 """
 
 from __future__ import annotations
