@@ -20,12 +20,12 @@ PYTEST = $(GATED) $(BIN)/pytest
 COMPAT := .venv-compat
 # What starts docker-compose.yaml: Docker's or Podman's compose.
 COMPOSE ?= docker compose
-SOURCES := dropforge curation trainer plugins dags tests bench
+SOURCES := dropforge curation trainer plugins dags tests bench docs/site
 # Where it is set, every task, rank and command would compile what it imports of this clone.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down doctor test test-fast test-slow test-bounds test-all test-exact test-compat test-gpu test-chaos test-matrix test-cluster test-cluster-smoke test-beside test-outages test-charts test-images test-compose server scan screenshots e2e lint format lock bench clean
+.PHONY: help install demo up down doctor test test-fast test-slow test-bounds test-all test-exact test-compat test-gpu test-chaos test-matrix test-cluster test-cluster-smoke test-beside test-outages test-charts test-images test-compose server scan screenshots docs-reference e2e lint format lock bench clean
 
 help:  ## List the commands
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ test-matrix: $(READY)  ## Kill, cut off and clear every task of the fine-tune DA
 screenshots: $(READY)  ## Take the pictures of the docs anew, from a stack of their own
 	@DROPFORGE_SCREENSHOTS=.screenshots $(BIN)/pytest -n0 tests/e2e/test_journey.py $(ARGS)
 	@for picture in docs/images/*.png; do cp .screenshots/$$(basename $$picture) $$picture; done
+
+docs-reference: $(READY)  ## Write the reference pages of recipe and commands anew from the code
+	@$(BIN)/python -m docs.site.reference
 
 test-exact: $(READY)  ## Run the whole matrix of exactness, of which `make test-slow` runs a part
 	@$(PYTEST) $(WORKERS) -m exact $(ARGS)
