@@ -81,8 +81,8 @@ class Data(Section):
     """Which column holds what, as `{prompt: question, completion: best_answer, label: stars}`, and nothing else. Where
     messages, text, prompt or completion are named, only named content is read; all else is found by its usual names."""
     prompt_template: str | None = Field(default=None, min_length=1, max_length=20_000)
-    """The prompt made of columns, as `Answer from this text:\\n{passage}\\n\\n{question}`; a brace is written twice. Its
-    answer is the column that `columns` names as `completion`; without one it is the whole text."""
+    """The prompt made of columns, as `Answer from this text:\\n{passage}\\n\\n{question}`; a brace is written twice.
+    Its answer is the column that `columns` names as `completion`; without one it is the whole text."""
     keep_columns: (
         Literal["all"]
         | Annotated[
