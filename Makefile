@@ -18,6 +18,8 @@ GATED = $(if $(GATE),$(CURDIR)/$(BIN)/python -m tests.gate run $@ --)
 PYTEST = $(GATED) $(BIN)/pytest
 # The lowest releases of torch and transformers that are supported have an environment of their own.
 COMPAT := .venv-compat
+# Each build would print a note on the theme's successor.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 # What starts docker-compose.yaml: Docker's or Podman's compose.
 COMPOSE ?= docker compose
 SOURCES := dropforge curation trainer plugins dags tests bench docs/site
@@ -25,7 +27,7 @@ SOURCES := dropforge curation trainer plugins dags tests bench docs/site
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down doctor test test-fast test-slow test-bounds test-all test-exact test-compat test-gpu test-chaos test-matrix test-cluster test-cluster-smoke test-beside test-outages test-charts test-images test-compose server scan screenshots docs-reference e2e lint format lock bench clean
+.PHONY: help install demo up down doctor test test-fast test-slow test-bounds test-all test-exact test-compat test-gpu test-chaos test-matrix test-cluster test-cluster-smoke test-beside test-outages test-charts test-images test-compose server scan screenshots docs docs-serve docs-reference e2e lint format lock bench clean
 
 help:  ## List the commands
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +84,12 @@ test-matrix: $(READY)  ## Kill, cut off and clear every task of the fine-tune DA
 screenshots: $(READY)  ## Take the pictures of the docs anew, from a stack of their own
 	@DROPFORGE_SCREENSHOTS=.screenshots $(BIN)/pytest -n0 tests/e2e/test_journey.py $(ARGS)
 	@for picture in docs/images/*.png; do cp .screenshots/$$(basename $$picture) $$picture; done
+
+docs: $(READY)  ## Build the documentation as a site in .site
+	@$(MKDOCS) build --quiet
+
+docs-serve: $(READY)  ## Serve the documentation on 127.0.0.1:8000, and build it anew when a page changes
+	@$(MKDOCS) serve --dev-addr 127.0.0.1:8000
 
 docs-reference: $(READY)  ## Write the reference pages of recipe and commands anew from the code
 	@$(BIN)/python -m docs.site.reference
