@@ -68,9 +68,8 @@ class Key(NamedTuple):
 def recipe_page() -> str:
     """Return the page of all keys of a recipe."""
     schema = Recipe.model_json_schema()
-    page = (
-        _GENERATED + _RECIPE + _table(("preset", "trains"), [(f"`{name}`", about_preset(name)) for name in presets()])
-    )
+    trained = [(f"`{name}`", about_preset(name)) for name in presets()]
+    page = _GENERATED + _RECIPE + _table(("preset", "what it trains"), trained)
     page += "\n## At the top\n\n" + _keys(_rows(schema, schema))
     for path, section in _sections(schema, schema):
         page += f"\n{'#' * min(path.count('.') + 2, 4)} {path}\n\n{_text(section)}\n\n"

@@ -42,6 +42,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     docs = Path(config.docs_dir)
     source = Path(str(page.file.abs_src_path))
     here = Path(page.file.src_uri).parent
+    if source.name == "CHANGELOG.md":  # it has all words, and says what was
+        page.meta["search"] = {"exclude": True}
 
     def moved(found: re.Match[str]) -> str:
         target = (source.parent / found[1]).resolve()
