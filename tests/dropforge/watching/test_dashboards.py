@@ -87,7 +87,7 @@ def test_names_are_found_in_a_query() -> None:
 
 
 def test_each_metric_has_a_place_on_the_pages() -> None:
-    text = (ROOT / "docs/how-to/monitoring.md").read_text()
+    text = (ROOT / "docs/reference/prometheus-metrics.md").read_text()
     for expr in [*QUERIES, *(alert.expr for alert in ALERTS)]:
         for name in names_in(expr):
             if name.startswith("dropforge_"):
