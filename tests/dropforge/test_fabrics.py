@@ -51,8 +51,9 @@ def test_only_what_is_known_to_matter_is_set_and_each_has_its_reason(network: Ne
     assert not {one.name for one in found} & {one.name for one in LEFT_ALONE}
 
 
-def test_the_page_has_every_reason() -> None:
-    text = (Path(__file__).parents[2] / "docs/how-to/network-settings.md").read_text()
+def test_the_pages_have_every_reason() -> None:
+    pages = Path(__file__).parents[2] / "docs/how-to"
+    text = "".join((pages / name).read_text() for name in ("network-settings.md", "network-preflight.md"))
     assert [one.name for one in LEFT_ALONE if one.reason not in text] == []
     for fabric, (least, most) in _BETWEEN.items():
         name = "not said, several nodes" if fabric == "unknown" else f"`{fabric}`"

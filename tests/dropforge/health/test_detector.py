@@ -14,7 +14,7 @@ from dropforge.health.xids import XIDS, Action, Condition, of
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "helm-values/node-problem-detector.yaml"
-PAGE = ROOT / "docs/how-to/node-health.md"
+PAGE = ROOT / "docs/reference/xid-codes.md"
 RESET, REPLACE, NVLINK = Condition.NEEDS_RESET, Condition.NEEDS_REPLACEMENT, Condition.NVLINK_BROKEN
 
 # From public logs: issues of open-gpu-kernel-modules, gpud and vllm, NVIDIA's NVSentinel, AWS's HyperPod workshop.
