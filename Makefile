@@ -140,7 +140,7 @@ test-images: $(READY)  ## Build the images and start them, with the tool that DR
 	@$(PYTEST) -n0 -s tests/images $(ARGS)
 
 test-compose: $(READY)  ## Bring docker-compose.yaml up for real, with the tool like podman-compose that DROPFORGE_COMPOSE names, and run a drop through it
-	@command -v "$$DROPFORGE_COMPOSE" >/dev/null || { echo "error: DROPFORGE_COMPOSE names no program; docs/how-to/install/docker-compose.md says which it is"; exit 1; }
+	@command -v "$$DROPFORGE_COMPOSE" >/dev/null || { echo "error: DROPFORGE_COMPOSE names no program; docs/internals/docker-compose-coverage.md says which it is"; exit 1; }
 	@$(PYTEST) -n0 -s -m compose tests/compose $(ARGS)
 
 # An environment of its own: what looks through packages is none of them.

@@ -193,7 +193,7 @@ def secret_finding(namespace: str, found: Mapping[str, Any] | None) -> Finding:
         mend = (
             f"kubectl create secret generic {SECRET} --namespace {namespace} "
             "--from-literal MLFLOW_TRACKING_URI=ADDRESS, where pods have no roles by --from-env-file with AWS_* too "
-            "(docs/how-to/install/kubernetes.md)"
+            "(docs/how-to/install/kubernetes-special-cases.md)"
         )
         return Finding("secret", Level.FAIL, f"there is no {SECRET}, and pods would not start", f"{mend}; {stack}")
     data = found.get("data") or {}

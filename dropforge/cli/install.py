@@ -135,7 +135,7 @@ def _only(namespaces: list[str] | None) -> str:
     """The plan's namespace of trainings; empty for that of the example. :raises DropforgeError: for several."""
     first, *others = namespaces or [""]
     if others:
-        mend = f"Give one; docs/how-to/install/kubernetes.md says what {others[0]} needs then"
+        mend = f"Give one; docs/how-to/install/kubernetes-special-cases.md says what {others[0]} needs then"
         raise DropforgeError("option --namespace", "a plan is for one namespace of trainings", mend)
     return first
 

@@ -109,8 +109,8 @@ def test_settings_take_a_change_and_keys_are_not_replaced(tmp_path: Path) -> Non
 
 
 def test_an_upgrade_goes_through_all_steps_that_have_our_images_or_settings() -> None:
-    page = (ROOT / "docs" / "how-to" / "install" / "kubernetes.md").read_text()
-    upgrade = " ".join(page[page.index("## 6. Upgrade") : page.index("## 7. Removal")].split())
+    page = (ROOT / "docs" / "how-to" / "install" / "kubernetes-upgrade.md").read_text()
+    upgrade = " ".join(page[page.index("## Upgrade") : page.index("## Removal")].split())
     ours = {
         step.name
         for step in STEPS
