@@ -36,3 +36,9 @@ def anchors(page: Path) -> set[str]:
         found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
         seen[slug] += 1
     return found
+
+
+def prose(page: Path) -> str:
+    """Return a page without what is code: fences, lines that are indented by four, and inline code."""
+    text = _FENCE.sub("", page.read_text())
+    return _CODE.sub("`", re.sub(r"^(?: {4}|\t).*$", "", text, flags=re.MULTILINE))
