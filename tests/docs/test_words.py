@@ -32,7 +32,6 @@ NOT_YET = (
     "docs/reference/kubeflow-training/",
     "docs/reference/recipe.md",
     "docs/reference/security.md",
-    "docs/reference/trainer-commands.md",
 )
 READ = [
     page
