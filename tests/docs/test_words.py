@@ -47,3 +47,18 @@ def test_a_page_has_the_usual_words(page: Path) -> None:
         match[0]: usual for word, usual in USUAL.items() for match in re.finditer(rf"\b{word}\b", text, re.IGNORECASE)
     }
     assert found == {}
+
+
+#: One alert on each part, and links from the alerts to all of them.
+LONG = ("docs/how-to/alert-runbooks.md",)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in READ if (name := str(page.relative_to(ROOT))).startswith("docs/") and name not in LONG],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_a_page_has_one_subject_and_so_not_too_many_words(page: Path) -> None:
+    """Tables and code are not counted, which are looked up and not read."""
+    words = [word for line in prose(page).splitlines() if not line.startswith("|") for word in line.split()]
+    assert len(words) <= 600
