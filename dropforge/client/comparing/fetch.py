@@ -36,7 +36,7 @@ def collect(uri: str, words: Sequence[str], *, verdicts: bool, answers: bool) ->
     rest = Rest(uri)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = find_runs(rest, words, pool)
-        runs = [_run(item) for item in found]
+        runs = _filled([_run(item) for item in found])
         tables: list[list[AnswerTable]] = [[] for _ in runs]
         files = [
             pool.submit(read_files, rest, item.artifacts, run, runs, verdicts, answers)
@@ -55,7 +55,6 @@ def collect(uri: str, words: Sequence[str], *, verdicts: bool, answers: bool) ->
 
 def _run(found: Found) -> ComparedRun:
     info, tags = found.row["info"], tags_of(found.row)
-    params = {str(item["key"]): str(item.get("value", "")) for item in _data(found.row, "params")}
     return ComparedRun(
         name=tags.get(tracking.TAG_RUN) or str(info.get("run_name", "")) or found.run_id,
         family=tags.get(tracking.TAG_FAMILY) or found.family,
@@ -67,10 +66,21 @@ def _run(found: Found) -> ComparedRun:
         version=tags.get(tracking.TAG_VERSION, ""),
         verdict=tags.get(tracking.TAG_VERDICT, ""),
         champion=tags.get(tracking.TAG_CHAMPION, ""),
-        params=with_defaults(params) if tracking.TAG_RUN in tags else params,
+        params={str(item["key"]): str(item.get("value", "")) for item in _data(found.row, "params")},
         tags=tags,
         metrics={str(item["key"]): real(item.get("value", 0)) for item in _data(found.row, "metrics")},
     )
+
+
+def _filled(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """The runs with the defaults of those params that another of them has; a run that is none of ours has its own."""
+    named = {key for run in runs for key in run.params}
+    return [
+        replace(run, params={key: text for key, text in with_defaults(run.params).items() if key in named})
+        if tracking.TAG_RUN in run.tags
+        else run
+        for run in runs
+    ]
 
 
 def _last_steps(found: Sequence[Found]) -> dict[str, int]:

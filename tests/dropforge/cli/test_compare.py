@@ -206,14 +206,15 @@ def test_json_is_strict_and_complete(terminal: Terminal, make: Maker, family: st
     make.run(family, one, metrics={"eval/loss": [(0, nan), (5, inf)], "train/loss": [(1, 3.0), (2, nan)]})
     # An attempt that goes on from step 2 logs the steps behind it again.
     again = [(1, 9.0), (2, 8.0), (3, 7.0), (4, 6.0), (3, 2.0), (4, 1.0)]
-    make.run(other, two, params={**PARAMS, "train.seed": "2"}, metrics={"train/loss": again}, status=None)
+    own = {**PARAMS, "train.seed": "2", "train.weight_decay": "0.5"}
+    make.run(other, two, params=own, metrics={"train/loss": again}, status=None)
     done = terminal("compare", one, two, "--json")
     found = strict(done.output)
     assert list(found) == ["mlflow", "families", "runs", "same", "params", "tags", "metrics", "curves"]
     assert found["families"] == [family, other]
     assert [run["status"] for run in found["runs"]] == ["FINISHED", "RUNNING"]
     assert found["same"] == {"params": 2, "tags": 0, "metrics": 0}
-    assert found["params"] == {"train.seed": ["1", "2"]}
+    assert found["params"] == {"train.seed": ["1", "2"], "train.weight_decay": ["0.1", "0.5"]}  # the one's is the default
     assert found["metrics"]["eval/loss"]["last"] == ["Infinity", None]
     assert found["metrics"]["train/loss"]["last"] == ["NaN", 1.0]
     assert found["metrics"]["train/loss"]["best"][0] == {"value": 3.0, "step": 1, "whole": True}
