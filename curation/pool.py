@@ -121,8 +121,9 @@ class _Worker:
 
     def __init__(self) -> None:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        # -P: the folder where a person stands may hold strangers' files, and `-m` looks for modules there first.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "curation.pool"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+            [sys.executable, "-P", "-m", "curation.pool"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
         )
 
     def ask(self, task: Task) -> Report | BaseException:

@@ -79,7 +79,7 @@ def opened(backend: str) -> Iterator[Backend]:
         folder = Path(name)
         with (folder / "supervisor.log").open("wb") as log:
             supervisor = subprocess.Popen(
-                [sys.executable, "-m", "kubeflow_training.jobs.local", str(folder)],
+                [sys.executable, "-P", "-m", "kubeflow_training.jobs.local", str(folder)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

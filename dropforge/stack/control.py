@@ -119,7 +119,8 @@ def _launch(
     # libpq's variables are for a server of the user's own.
     env = {name: value for name, value in os.environ.items() if not (wanted.embedded and name.startswith("PG"))}
     chosen = choose_ports(ports, before.ports if before is not None else {}, pod_host)
-    command = [sys.executable, "-m", "dropforge.stack.supervisor", "--state", str(folder), "--lock", str(lock)]
+    # -P: `-m` looks for modules where a person stands first, and strangers' files may lie there.
+    command = [sys.executable, "-P", "-m", "dropforge.stack.supervisor", "--state", str(folder), "--lock", str(lock)]
     for name, port in chosen.items():
         command += [f"--{name}-port", str(port)]
     if pod_host is not None:

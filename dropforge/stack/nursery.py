@@ -45,7 +45,7 @@ class Nursery:
         with os.fdopen(open_log(log), "ab") as output:
             self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "dropforge.stack.nursery", *modules],
+                [sys.executable, "-P", "-m", "dropforge.stack.nursery", *modules],
                 env=env,
                 cwd=folder,
                 stdin=theirs.fileno(),

@@ -119,7 +119,7 @@ class Service:
 
     @property
     def command(self) -> tuple[str, ...]:
-        return (sys.executable, "-m", self.module, *self.arguments)
+        return (sys.executable, "-P", "-m", self.module, *self.arguments)
 
 
 def hosts(name: str, pod_host: str | None) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def test_a_worker_killed_before_its_report_leaves_nothing_twice(
     start = subprocess.Popen
 
     def dying(command: list[str], **how: Any) -> Any:
-        assert command[1:] == ["-m", "curation.pool"]
+        assert command[1:] == ["-P", "-m", "curation.pool"]
         return start([sys.executable, "-c", DYING.format(calls=calls, marker=str(marker))], **how)
 
     with monkeypatch.context() as patch:
@@ -76,3 +76,22 @@ def test_a_worker_killed_before_its_report_leaves_nothing_twice(
         other.put(f"drops/fam/d1/{key}", data)
     whole = curation.curate(other, drop, recipe(workers=1), workdir=tmp_path / "work-whole")
     assert (whole.digest, whole.shards) == (made.digest, made.shards)
+
+
+def test_a_worker_runs_no_python_file_of_the_folder_where_a_person_stands(
+    upload: Callable[..., Drop],
+    store: FolderStore,
+    texts: Callable[..., list[bytes]],
+    recipe: Callable[..., Recipe],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever curates a folder of downloaded data often stands in it."""
+    here, marker = tmp_path / "downloaded", tmp_path / "ran"
+    here.mkdir()
+    for name in ("curation", "struct"):
+        (here / f"{name}.py").write_text(f"open({str(marker)!r}, 'w')")
+    drop = upload({f"{n}.jsonl": b"\n".join(texts(30, 50 * n)) for n in range(2)})
+    monkeypatch.chdir(here)
+    made = curation.curate(store, drop, recipe(workers=2), workdir=tmp_path / "work")
+    assert (made.counts["input"], marker.exists()) == (60, False)

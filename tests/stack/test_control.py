@@ -7,6 +7,7 @@ import fcntl
 import importlib.metadata
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 
 from dropforge.client.connection import running_stack
 from dropforge.errors import DropforgeError
+from dropforge.source_root import source_root
 from dropforge.stack import control, doctor, processes, services, supervisor
 from dropforge.stack.doctor import Level
 from dropforge.stack.secrets import read_secrets
@@ -38,7 +40,7 @@ SMALL = """
 import sys
 from pathlib import Path
 from dropforge.stack.supervisor import supervise
-given = dict(zip(sys.argv[3::2], sys.argv[4::2]))
+given = dict(zip(sys.argv[4::2], sys.argv[5::2]))
 ports = {"objects": 1, "mlflow": 2, "airflow": 3}
 supervise(Path(given["--state"]), ports, [], lock=int(given["--lock"]))
 """
@@ -111,6 +113,15 @@ def test_a_file_is_no_state_folder_and_a_broken_state_is_named(tmp_path: Path) -
         (tmp_path / "stack.json").write_text(text)
         with pytest.raises(DropforgeError, match=r"stack.json: it cannot be read .* Delete it"):
             read_state(tmp_path)
+
+
+def test_what_is_started_looks_for_no_module_where_a_person_stands() -> None:
+    """`python -m` looks there first: whoever typed `dropforge up` in a folder of strangers' files ran those."""
+    packages = ("dropforge", "curation", "plugins/kubeflow_training", "plugins/dropforge_airflow")
+    texts = [path.read_text() for package in packages for path in sorted((source_root() / package).rglob("*.py"))]
+    started = [line for text in texts for line in re.findall(r"sys\.executable, .*", text)]
+    assert len(started) >= 6
+    assert not [line for line in started if not line.startswith('sys.executable, "-P", "-m", ')]
 
 
 def test_secrets_are_made_once_and_private(tmp_path: Path) -> None:

@@ -353,7 +353,7 @@ class Gang:
         folder = self.pods.folder(plan)
         with (folder / "keeper.log").open("ab") as errors:
             self._keepers[plan.name] = subprocess.Popen(
-                [sys.executable, "-m", "kubeflow_training.jobs.local.pod", str(folder)],
+                [sys.executable, "-P", "-m", "kubeflow_training.jobs.local.pod", str(folder)],
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
