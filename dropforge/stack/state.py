@@ -22,7 +22,7 @@ from dropforge.json_objects import typed
 from dropforge.settings import Settings, absolute, is_self_service
 from dropforge.stack import mlflow_accounts
 from dropforge.stack.processes import Traces
-from dropforge.stack.secrets import Secrets, read_json, read_secrets, write_private
+from dropforge.stack.secrets import Secrets, read_json, read_secrets, secrets_path, write_private
 
 BUCKET = "dropforge"
 QUEUE = "dropforge-drops"
@@ -103,7 +103,8 @@ class StackState:
 
 
 def check_folder(folder: Path) -> Path:
-    """:raises DropforgeError: if the folder's path cannot be used in the addresses that the services take."""
+    """:raises DropforgeError: if the folder's path cannot be used in the addresses that the services take, or it is
+    another user's."""
     folder = absolute(folder)
     signs = set(str(folder))
     bad = sorted(sign for sign in signs if sign in _BAD_CHARACTERS or unicodedata.category(sign) in _BAD_KINDS)
@@ -113,7 +114,22 @@ def check_folder(folder: Path) -> Path:
         )
     if folder.exists() and not folder.is_dir():
         raise DropforgeError(f"state folder {str(folder)!r}", "it is not a folder", "Choose another with `--state`")
+    _check_owner(folder)
     return folder
+
+
+def _check_owner(folder: Path) -> None:
+    """:raises DropforgeError: if a stack's folder, or a link to it, is another user's: its files say where data and
+    logins are sent, and which processes `down` ends."""
+    if not any(os.path.lexists(path(folder)) for path in (state_path, mark_path, lock_path, secrets_path)):
+        return
+    others = {folder.lstat().st_uid, folder.stat().st_uid} - {os.geteuid()}
+    if others:
+        raise DropforgeError(
+            f"state folder {str(folder)!r}",
+            f"it is of another user of this machine (uid {min(others)}), whose stack you would use",
+            "Choose one of your own with `--state`, or work as that user",
+        )
 
 
 def settings(folder: Path, ports: dict[str, int]) -> Settings:

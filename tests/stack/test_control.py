@@ -17,7 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from dropforge.cli.app import app
 from dropforge.client.connection import running_stack
 from dropforge.errors import DropforgeError
 from dropforge.source_root import source_root
@@ -30,6 +32,7 @@ from dropforge.stack.state import (
     client_env,
     is_running,
     lock_path,
+    mark_path,
     read_state,
     take_lock,
     write_state,
@@ -113,6 +116,34 @@ def test_a_file_is_no_state_folder_and_a_broken_state_is_named(tmp_path: Path) -
         (tmp_path / "stack.json").write_text(text)
         with pytest.raises(DropforgeError, match=r"stack.json: it cannot be read .* Delete it"):
             read_state(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes folders that are another user's")
+@pytest.mark.parametrize("link", [False, True], ids=["folder", "link"])
+def test_a_folder_that_another_user_made_is_obeyed_by_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool
+) -> None:
+    """In a shared folder anybody may make `.dropforge`: it would say where data go, and what `down` ends."""
+    folder = tmp_path / ".dropforge"
+    folder.mkdir()
+    with subprocess.Popen(["sleep", "300"]) as other:
+        found = processes.look(other.pid)
+        assert found is not None
+        traces = processes.Traces(processes.boot_id(), "id", mark_path(folder), frozenset({found.identity}))
+        ports = {"objects": 1, "mlflow": 2, "airflow": 3}
+        write_state(StackState(folder, "ready", ports, {}, (1, 1), traces, 0.0, read_secrets(folder)))
+        if link:
+            (tmp_path / "own").mkdir()
+            folder.rename(tmp_path / "own" / "stack")
+            folder.symlink_to(tmp_path / "own" / "stack")
+        os.chown(folder, 12345, -1, follow_symlinks=False)
+        monkeypatch.chdir(tmp_path)
+        for command in ("env", "down", "up", "doctor", "runs"):
+            done = CliRunner().invoke(app, [command])
+            assert isinstance(done.exception, DropforgeError), command
+            assert "another user of this machine (uid 12345)" in str(done.exception)
+        assert other.poll() is None
+        other.kill()
 
 
 def test_what_is_started_looks_for_no_module_where_a_person_stands() -> None:
