@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dropforge import tracking
 from dropforge.client.patience import asking_mlflow
@@ -15,6 +20,9 @@ from dropforge.text import read_count
 
 if TYPE_CHECKING:
     from mlflow.pyfunc import PyFuncModel
+
+_LOADER: Final = "dropforge_pyfunc"  # the module beside a model's weights that loads them
+_CODE: Final = "code"
 
 
 @dataclass(frozen=True)
@@ -34,17 +42,24 @@ class Model:
         return f"models:/{self.family}/{self.version}"
 
     def load(self) -> PyFuncModel:
-        """Load it: `model.predict(rows)` answers as the evaluation did.
+        """Load it: `model.predict(rows)` answers as the evaluation did. Code that lies beside it is not run.
 
-        :raises DropforgeError: for a package that is not installed here.
+        :raises DropforgeError: for a package that is not installed here, and a model that no run of Dropforge wrote.
         """
         import mlflow
 
+        folder = Path(tempfile.mkdtemp(prefix="dropforge-model-"))
         try:
             with self._fetching():
-                model: PyFuncModel = mlflow.pyfunc.load_model(self.uri)
-                return model
-        except ImportError as error:
+                mlflow.artifacts.download_artifacts(self.uri, dst_path=str(folder))
+                self._take_own_code(folder)
+                model: PyFuncModel = mlflow.pyfunc.load_model(str(folder))
+            weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)  # it reads its example from there later
+            return model
+        except BaseException as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if not isinstance(error, ImportError):
+                raise
             raise DropforgeError(
                 f"model {self.family}/{self.version}",
                 f"loading it needs a package that is not installed ({error})",
@@ -58,6 +73,36 @@ class Model:
         to = None if folder is None else str(folder)
         with self._fetching():
             return Path(mlflow.artifacts.download_artifacts(self.uri, dst_path=to))
+
+    def _take_own_code(self, folder: Path) -> None:
+        """Put this installation's loader in the place of the code beside a model, which a pod wrote.
+
+        :raises DropforgeError: if the model is loaded by something else.
+        """
+        package = find_spec("trainer")
+        places = list(package.submodule_search_locations or ()) if package else []
+        if not places:
+            raise ImportError("trainer", name="trainer")
+        try:
+            about = json.loads((folder / "MLmodel").read_bytes())
+            flavor = about["flavors"]["python_function"]
+            if flavor["loader_module"] != _LOADER or not isinstance(about["metadata"]["dropforge"], dict):
+                raise ValueError(flavor["loader_module"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            raise DropforgeError(
+                f"model {self.family}/{self.version}",
+                "its MLmodel is none that a run of Dropforge writes, and may name any code to be run",
+                f"If you trust who wrote it, load it with `mlflow.pyfunc.load_model({self.uri!r})`",
+            ) from None
+        about["flavors"]["python_function"] = {
+            "loader_module": _LOADER,
+            "code": _CODE,
+            "python_version": flavor.get("python_version"),
+        }
+        (folder / "MLmodel").write_text(json.dumps(about), encoding="utf-8")
+        shutil.rmtree(folder / _CODE, ignore_errors=True)
+        (folder / _CODE).mkdir()
+        shutil.copyfile(Path(places[0]) / "model" / "pyfunc_loader.py", folder / _CODE / f"{_LOADER}.py")
 
     @contextmanager
     def _fetching(self) -> Iterator[None]:
