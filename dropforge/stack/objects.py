@@ -194,7 +194,9 @@ class ObjectServer:
         check_owners(environ, query, ACCOUNT)
         if environ["REQUEST_METHOD"] in _READS:
             no_body(environ)
-            with self._moto(), Request(self._store.bodies).running(), self._access_log(bucket):
+            # Browsers ask by OPTIONS without a signature: a line for each would be anybody's way to fill the disk.
+            logged = _unlogged if environ["REQUEST_METHOD"] == "OPTIONS" else self._access_log
+            with self._moto(), Request(self._store.bodies).running(), logged(bucket):
                 return ask_s3(self._s3, environ)
         return self._write(environ, bucket, _key(raw_key), query, signed.chunk_signer)
 
@@ -378,6 +380,20 @@ class ObjectServer:
                 return error.answer
             raise
         return answer
+
+
+@contextlib.contextmanager
+def _unlogged(name: str) -> Iterator[None]:
+    """Let moto log no access of a bucket; for who has its turn."""
+    bucket = s3().buckets.get(name)
+    if bucket is None:
+        yield
+        return
+    kept, bucket.logging = bucket.logging, {}
+    try:
+        yield
+    finally:
+        bucket.logging = kept
 
 
 class _Refused(Exception):  # noqa: N818 (an answer, of which moto's changes are taken back)

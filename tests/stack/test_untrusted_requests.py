@@ -242,6 +242,21 @@ def test_what_a_client_sends_fills_no_log(server: Server, line: bytes) -> None:
     assert log.stat().st_size - before < 2000
 
 
+def test_what_nobody_signed_leaves_no_line_in_a_bucket_s_access_log(server: Server) -> None:
+    s3 = server.client("s3")
+    for bucket in ("watched", "lines"):
+        s3.create_bucket(Bucket=bucket)
+    everybody = "uri=http://acs.amazonaws.com/groups/s3/LogDelivery"
+    s3.put_bucket_acl(Bucket="lines", GrantWrite=everybody, GrantReadACP=everybody)
+    told = {"LoggingEnabled": {"TargetBucket": "lines", "TargetPrefix": ""}}
+    s3.put_bucket_logging(Bucket="watched", BucketLoggingStatus=told)
+    for key in ("", "/a"):
+        ask(server, f"OPTIONS /watched{key}\nOrigin: http://other\nAccess-Control-Request-Method: PUT")
+    assert not s3.list_objects_v2(Bucket="lines")["KeyCount"]
+    s3.list_objects_v2(Bucket="watched")
+    assert s3.list_objects_v2(Bucket="lines")["KeyCount"] == 1
+
+
 def test_lines_about_requests_are_few(caplog: pytest.LogCaptureFixture) -> None:
     bounded = connections.BoundedLog()
     for _ in range(250):
