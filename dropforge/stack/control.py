@@ -27,6 +27,7 @@ from dropforge.stack.state import (
     ServiceState,
     StackState,
     check_folder,
+    check_private,
     full_disk,
     is_running,
     mark_path,
@@ -63,6 +64,7 @@ def start(
     source_root()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_private(folder)
         folder.chmod(0o700)
         if full := full_disk(folder):
             raise OSError(full)

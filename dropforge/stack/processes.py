@@ -96,7 +96,7 @@ def leftovers(traces: Traces) -> list[Process]:
         return []
     processes = {pid: process for pid, process in table().items() if not process.zombie}
     starts = dict(traces.processes)
-    mark = traces.mark.resolve()
+    mark = traces.mark.parent.resolve() / traces.mark.name  # a link in its place may lead to what all hold open
     marks = {mark, mark.with_name(f"{mark.name} (deleted)")}  # as the kernel shows it once the folder was removed
     found = {pid for pid, start in starts.items() if pid in processes and processes[pid].start == start}
     for process in processes.values():

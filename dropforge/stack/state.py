@@ -11,6 +11,7 @@ import fcntl
 import json
 import operator
 import os
+import shlex
 import time
 import unicodedata
 from dataclasses import asdict, dataclass, field
@@ -34,6 +35,8 @@ PORTS = ("objects", "mlflow", "airflow")
 _LARGEST_PID = (1 << 31) - 1
 # Fit for paths in addresses and configuration files without any quoting.
 _BAD_CHARACTERS = set("%$?#\"'\\")
+#: What services read in a stack's folder, some of it as code.
+_PARTS = ("airflow", "cluster", "database", "secrets.json", "stack.json", "stack.mark")
 _BAD_KINDS = {"Cc", "Cs"}  # control characters, and what stands for bytes that are no UTF-8
 
 
@@ -129,6 +132,19 @@ def _check_owner(folder: Path) -> None:
             f"state folder {str(folder)!r}",
             f"it is of another user of this machine (uid {min(others)}), whose stack you would use",
             "Choose one of your own with `--state`, or work as that user",
+        )
+
+
+def check_private(folder: Path) -> None:
+    """:raises DropforgeError: if others may enter a folder with parts of a stack, as none leaves it: one that came with
+    an archive or a clone may hold code that the services would run."""
+    parts = [name for name in _PARTS if os.path.lexists(folder / name)]
+    if parts and folder.stat().st_mode & 0o077:
+        raise DropforgeError(
+            f"state folder {str(folder)!r}",
+            f"others may enter it, as no stack leaves it, and its {parts[0]} may be a stranger's code",
+            f"If your own stack made it, `{shlex.join(['chmod', '700', str(folder)])}`; else choose another with "
+            "`--state`",
         )
 
 

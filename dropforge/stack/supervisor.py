@@ -495,7 +495,7 @@ def supervise(
         log.error("another supervisor has %s", folder)
         sys.exit(3)
     os.set_inheritable(lock, False)  # a service that had it would keep the stack running for who looks
-    mark = os.open(mark_path(folder), os.O_RDWR | os.O_CREAT, 0o600)
+    mark = os.open(mark_path(folder), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     parent = processes.look(os.getpid())
     assert parent is not None
 

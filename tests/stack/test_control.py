@@ -146,6 +146,26 @@ def test_a_folder_that_another_user_made_is_obeyed_by_no_command(
         other.kill()
 
 
+@pytest.mark.parametrize("part", ["airflow/config/airflow_local_settings.py", "stack.json"])
+def test_a_stack_that_came_with_an_archive_is_not_started(tmp_path: Path, part: str) -> None:
+    folder = tmp_path / ".dropforge"
+    (folder / part).parent.mkdir(parents=True)
+    (folder / part).write_text("raise SystemExit")
+    folder.chmod(0o755)
+    with pytest.raises(DropforgeError, match=r"others may enter it.*chmod 700"):
+        control.start(folder)
+    assert not (folder / "secrets.json").exists()
+
+
+def test_a_link_in_the_mark_s_place_makes_no_process_part_of_a_stack(tmp_path: Path) -> None:
+    (tmp_path / "held").touch()
+    mark_path(tmp_path).symlink_to(tmp_path / "held")
+    with (tmp_path / "held").open() as held, subprocess.Popen(["sleep", "300"], stdin=held) as other:
+        control.stop(tmp_path)
+        assert other.poll() is None
+        other.kill()
+
+
 def test_what_is_started_looks_for_no_module_where_a_person_stands() -> None:
     """`python -m` looks there first: whoever typed `dropforge up` in a folder of strangers' files ran those."""
     packages = ("dropforge", "curation", "plugins/kubeflow_training", "plugins/dropforge_airflow")
