@@ -36,7 +36,7 @@ _LARGEST_PID = (1 << 31) - 1
 # Fit for paths in addresses and configuration files without any quoting.
 _BAD_CHARACTERS = set("%$?#\"'\\")
 #: What services read in a stack's folder, some of it as code.
-_PARTS = ("airflow", "cluster", "database", "secrets.json", "stack.json", "stack.mark")
+_PARTS = ("airflow", "cluster", "database", "objects", "secrets.json", "stack.json", "stack.mark")
 _BAD_KINDS = {"Cc", "Cs"}  # control characters, and what stands for bytes that are no UTF-8
 
 
