@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 from dropforge.errors import DataError
@@ -19,6 +21,8 @@ from dropforge.json_objects import parse_object
 
 SCHEMA: Final = 1
 SPLITS: Final = ("train", "eval")
+_ID: Final = re.compile(r"[\w-]{1,200}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 #: Labels of a classifier, and characters of all of them: its head has a row for each, and its config names them all.
 MOST_LABELS: Final = 10_000
 MOST_LABEL_CHARS: Final = 1_000_000
@@ -124,6 +128,9 @@ class Manifest:
 
 def _step(values: dict[str, Any]) -> Step:
     state = {name: tuple(digests) for name, digests in values["state"].items()}
+    # They name files of a work folder too, and who may write below `datasets/` is no part of the installation.
+    if not _ID.fullmatch(values["drop"]) or not all(map(_SHA256.fullmatch, chain(*state.values()))):
+        raise ValueError("a drop's id or a file's SHA-256 is none")
     return Step(**{**values, "inputs": tuple(values["inputs"]), "state": state})
 
 

@@ -450,3 +450,22 @@ def test_rows_of_all_drops_are_explained(tmp_path: Path, recipe: MakeRecipe) -> 
         explain(store, two, "a.jsonl@1")
     with pytest.raises(DataError, match=r"no file 'b\.jsonl': it was made of drops/fam/d1/a\.jsonl"):
         explain(store, two, "b.jsonl@0")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"drop": "../../out"}, {"state": {"keys": ["../../../victim"]}}],
+    ids=["a drop's id", "a file of its state"],
+)
+def test_a_manifest_that_names_files_outside_the_work_folder_is_none(
+    tmp_path: Path, recipe: MakeRecipe, change: dict[str, Any]
+) -> None:
+    """Names of a manifest become names of files here, and pods may write below `datasets/`."""
+    rows = [{"text": f"row number {number} of the drop"} for number in range(40)]
+    store, made = add(tmp_path, rows, recipe(scope="family"), 1)
+    key = layout.manifest_key("fam", made.digest)
+    told = json.loads(store.get(key))
+    told["steps"][0] |= change
+    store.put(key, json.dumps(told).encode())
+    with pytest.raises(DataError, match="SHA-256 is none"):
+        add(tmp_path, rows[:1], recipe(scope="family"), 2)
