@@ -46,6 +46,13 @@ class Slow(Broken):
         SEEN.append(str(context.get("run_id")))
 
 
+class Wordy(Broken):
+    """Quotes all that its service answered, as errors of HTTP clients do."""
+
+    def notify(self, context: Any) -> None:
+        raise ConnectionError("<h1>\x1b[2J\nerror: forged\n" * 100_000)
+
+
 SEEN: list[str] = []
 
 
@@ -222,6 +229,13 @@ def test_a_notifier_may_be_asynchronous_and_reads_the_context() -> None:
     assert send(one, texts.failed(RUN, "train", "why"), {"run_id": "r1"}) == ""
     assert "r1" in SEEN
     assert "is no class" in send(Wanted(notifier="json.dumps", arguments={"obj": "{body}"}), texts.trial("a", "b"))
+
+
+def test_what_a_service_answers_is_one_short_line() -> None:
+    said = send(Wanted(notifier=f"{__name__}.Wordy", arguments={"text": "{body}"}), texts.trial("a", "b"))
+    assert said.startswith("ConnectionError: <h1>")
+    assert len(said) <= 500
+    assert said.isprintable()
 
 
 def test_the_trial_fails_with_what_each_says(configured: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from dropforge import layout
+from dropforge.text import as_line
 from dropforge_airflow.alerts import wanted
 from dropforge_airflow.alerts.texts import Alert
 from dropforge_airflow.alerts.wanted import Wanted
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_SAID: Final = 500  # characters
 _PATIENCE: Final = 30.0  # seconds that a notifier may take; the task that waits for it is done otherwise
 
 
@@ -67,7 +69,7 @@ def send(one: Wanted, alert: Alert, context: Mapping[str, Any] | None = None) ->
             _notify(one, alert, context or {})
             trouble[0] = ""
         except Exception as error:  # services have many kinds
-            trouble[0] = f"{type(error).__name__}: {error}"
+            trouble[0] = as_line(f"{type(error).__name__}: {error}", _SAID)  # it may quote a service's answer
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), name="alert", daemon=True)
     thread.start()
