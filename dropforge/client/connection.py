@@ -10,6 +10,7 @@ from dropforge import settings
 from dropforge.client.airflow import Airflow
 from dropforge.errors import DropforgeError
 from dropforge.settings import Settings
+from dropforge.stack.listeners import other_user
 from dropforge.stack.state import StackState, check_folder, running_state, state_path
 from dropforge.store import S3Store, Store
 
@@ -65,10 +66,17 @@ def connect(state: Path | None) -> Connection:
 def running_stack(state: Path | None, mend: str) -> StackState:
     """The embedded stack of this folder, or of the default one.
 
-    :raises DropforgeError: if it does not run, with the mend.
+    :raises DropforgeError: if it does not run, with the mend, or another user's program has one of its ports.
     """
     folder = check_folder(state or settings.default_state())
     stack = running_state(folder)
     if stack is None:
         raise DropforgeError(f"stack in {folder}", "it is not running", mend)
+    for name, port in stack.ports.items():
+        if (uid := other_user(port)) is not None:
+            raise DropforgeError(
+                f"port {port}, which is the stack's for {name}",
+                f"a program of another user of this machine (uid {uid}) has taken it, and would be told your login",
+                f"Choose another: `dropforge down`, then `dropforge up --{name}-port PORT`",
+            )
     return stack

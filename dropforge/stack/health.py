@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dropforge.stack import processes
+from dropforge.stack.listeners import other_user
 from dropforge.stack.secrets import read_json
 from dropforge.web import Watch
 
@@ -28,8 +29,11 @@ def fetch(
 ) -> tuple[int, bytes]:
     """HTTP status and body of a GET, or of a POST of JSON. :raises OSError: if nothing answers, or not in time.
 
-    Another program may have the port: one that sends little by little, or without an end, is not heard out.
+    Another program may have the port: one of another user is told nothing, and one that sends little by little, or
+    without an end, is not heard out.
     """
+    if (uid := other_user(port)) is not None:
+        raise OSError(f"port {port} is taken by a program of another user (uid {uid})")
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)
     connection.connect()
     try:

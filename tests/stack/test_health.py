@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +20,11 @@ from pathlib import Path
 
 import pytest
 
-from dropforge.stack import health
+from dropforge.client.connection import connect
+from dropforge.errors import DropforgeError
+from dropforge.stack import health, processes
+from dropforge.stack.secrets import read_secrets
+from dropforge.stack.state import StackState, lock_path, mark_path, write_state
 from tests.stack.test_supervisor import until
 
 
@@ -143,3 +149,53 @@ def test_airflow_is_ready_when_it_knows_each_dag_or_why_its_file_has_none(
     dags.clear()
     assert read(), "it is asked until the first yes"
     assert not health.DagsRead(port, "admin", "wrong", {"d_finetune": "finetune.py"})()
+
+
+FOREIGN = """
+import os, socket, sys
+address = sys.argv[1]
+os.setuid(65534)
+family = socket.AF_INET6 if ":" in address else socket.AF_INET
+with socket.create_server((address, 0), family=family, dualstack_ipv6=":" in address) as listener:
+    print(listener.getsockname()[1], flush=True)
+    while True:
+        connection = listener.accept()[0]
+        print(connection.recv(1 << 16), flush=True)
+        connection.sendall(b"HTTP/1.0 201 Created\\r\\n\\r\\n" + b'{"access_token": "x"}')
+        connection.close()
+"""
+
+
+@pytest.fixture(params=["127.0.0.1", "0.0.0.0", "::"])
+def foreign(request: pytest.FixtureRequest) -> Iterator[tuple[int, Path]]:
+    """The port of another user's server, and the file in which stands what it was told."""
+    if os.geteuid() != 0:
+        pytest.skip("only root has programs run as another user")
+    with tempfile.NamedTemporaryFile() as told:
+        command = [sys.executable, "-c", FOREIGN, request.param]
+        process = subprocess.Popen(command, stdout=told)
+        try:
+            until(lambda: b"\n" in Path(told.name).read_bytes())
+            yield int(Path(told.name).read_text()), Path(told.name)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_another_user_s_program_at_the_port_is_told_no_password_and_is_not_healthy(
+    foreign: tuple[int, Path], tmp_path: Path
+) -> None:
+    """Any user may take a port before the service that it is for: its number stands in the supervisor's arguments."""
+    port, told = foreign
+    with pytest.raises(OSError, match=f"port {port} is taken by a program of another user"):
+        health.DagsRead(port, "admin", "geheim", {})()
+    traces = processes.Traces("boot", "id", mark_path(tmp_path), frozenset())
+    ports = {"objects": 1, "mlflow": 2, "airflow": port}
+    write_state(StackState(tmp_path, "ready", ports, {}, (1, 1), traces, 0.0, read_secrets(tmp_path)))
+    with lock_path(tmp_path).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(
+            DropforgeError, match=f"port {port}, which is the stack's for airflow: a program of another"
+        ):
+            connect(tmp_path)
+    assert told.read_text().split() == [str(port)]
