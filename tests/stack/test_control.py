@@ -146,7 +146,7 @@ def test_a_folder_that_another_user_made_is_obeyed_by_no_command(
         other.kill()
 
 
-@pytest.mark.parametrize("part", ["airflow/config/airflow_local_settings.py", "stack.json"])
+@pytest.mark.parametrize("part", ["airflow/config/airflow_local_settings.py", "objects/objects.db", "stack.json"])
 def test_a_stack_that_came_with_an_archive_is_not_started(tmp_path: Path, part: str) -> None:
     folder = tmp_path / ".dropforge"
     (folder / part).parent.mkdir(parents=True)
