@@ -214,7 +214,7 @@ def test_json_is_strict_and_complete(terminal: Terminal, make: Maker, family: st
     assert found["families"] == [family, other]
     assert [run["status"] for run in found["runs"]] == ["FINISHED", "RUNNING"]
     assert found["same"] == {"params": 2, "tags": 0, "metrics": 0}
-    assert found["params"] == {"train.seed": ["1", "2"], "train.weight_decay": ["0.1", "0.5"]}  # the one's is the default
+    assert found["params"] == {"train.seed": ["1", "2"], "train.weight_decay": ["0.1", "0.5"]}  # a default
     assert found["metrics"]["eval/loss"]["last"] == ["Infinity", None]
     assert found["metrics"]["train/loss"]["last"] == ["NaN", 1.0]
     assert found["metrics"]["train/loss"]["best"][0] == {"value": 3.0, "step": 1, "whole": True}
