@@ -103,7 +103,7 @@ class Ending:
         last = ti.try_number > ti.max_tries
         if by_user:
             raise TaskStopped(f"the task was ended ({state}), and {self._gone(job)}")
-        found = f"no try is left, and {self._gone(job)}" if last else "the job goes on, and a retry finds it"
+        found = f"no try is left, and {self._gone(job)}" if last else "the job continues, and a retry finds it"
         raise TaskStopped(f"this worker was stopped, {why or f'while the task was {state}'}; {found}")
 
     def _gone(self, job: Mapping[str, Any] | None) -> str:

@@ -199,7 +199,7 @@ class PyTorchJobOperator(ClusterArguments, ResumableTask, BaseOperator):
         stored = Memory(context).job
         if stored is not None and stored.uid is not None and stored.uid != job["uid"]:
             # The number of a trigger whose task was cleared may be given again while that trigger still speaks.
-            return self._watch_anew(context, f"the trigger told of gang {job['gang']}, not of gang {stored.gang}")
+            return self._watch_anew(context, f"the trigger reported attempt {job['gang']}, not attempt {stored.gang}")
         known = whereabouts(stored) if stored is not None and stored.uid == job["uid"] else dict(job)
         if event["kind"] == "timeout":
             seen = Observation.from_dict(event["observation"]) if event.get("observation") else None
@@ -274,7 +274,7 @@ class PyTorchJobOperator(ClusterArguments, ResumableTask, BaseOperator):
         nodes = Memory(context).size(job)
         if nodes is None:
             return manifest
-        self.log.info("job %s/%s: gang %d starts with %d nodes", job.namespace, job.name, job.gang, nodes)
+        self.log.info("job %s/%s: attempt %d starts with %d nodes", job.namespace, job.name, job.gang, nodes)
         return resized(manifest, nodes)
 
     def _publish(self, context: Context, manifest: Mapping[str, Any], job: Identity) -> None:
@@ -345,7 +345,7 @@ class PyTorchJobOperator(ClusterArguments, ResumableTask, BaseOperator):
         count = Memory(context).count_failure()
         if count > _TRIGGER_FAILURES:
             raise JobNotReached(f"the trigger broke {count} times, the last time: {why}. The job is left as it is")
-        self.log.warning("%s; the job is watched anew (%d of %d)", why, count, _TRIGGER_FAILURES)
+        self.log.warning("%s; the job is watched again (%d of %d)", why, count, _TRIGGER_FAILURES)
         return self.execute(context)
 
     def _stop_if_killed(self, context: Context, job: Identity | None) -> None:

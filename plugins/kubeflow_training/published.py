@@ -38,7 +38,7 @@ def publish(task: Any, context: Context, manifest: Mapping[str, Any], job: Ident
     for key, url in addresses(urls, values).items():
         ti.xcom_push(key=key, value=url)
     if task.hold:
-        task.log.info("The gang is held. What starts the training in each pod, and what ends the hold:")
+        task.log.info("The pods are held. What starts the training in each pod, and what ends the hold:")
         named = {**manifest, "metadata": {**manifest["metadata"], "name": job.name}}
         for line in launch_lines(named):
             task.log.info("    %s", line)

@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=GRACE.total_seconds(),
         metavar="SECONDS",
-        help="how long a task must have been over (default: %(default)g); it waits where Airflow does not tell",
+        help="how long a task must have been over (default: %(default)g); it waits where Airflow does not report that",
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would be deleted, and delete nothing")
     return parser

@@ -131,12 +131,12 @@ class RetryByCause(RetryPolicy):
             ledger = ledger.with_failure(Failure(uid, reason, gang, observation.node))
             keep(store, LEDGER_KEY, ledger.to_dict())
         verdict = self._budgets(context).verdict(ledger, reason, self.backoffs)
-        words = [f"gang {gang}: {verdict.text}"]
+        words = [f"attempt {gang}: {verdict.text}"]
         if verdict.retry:
             if fresh and reason in avoid.HARDWARE and observation.node:
                 self._avoid(store, observation.node, reason)
             words += [_told(node) for node in avoided(context)]
-            words += [f"next gang in {verdict.delay:.0f} s"] if verdict.delay else []
+            words += [f"next attempt in {verdict.delay:.0f} s"] if verdict.delay else []
         return Verdict(verdict.retry, "; ".join(words), verdict.delay)
 
     def _budgets(self, context: Context) -> Budgets:

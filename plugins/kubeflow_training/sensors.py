@@ -93,7 +93,7 @@ class PyTorchJobSensor(ClusterArguments, ResumableTask, BaseSensorOperator):
             else:
                 observation = observe(snapshot.job, snapshot.pods, snapshot.events) if snapshot else observe(None)
         except BackendUnavailableError as error:
-            self.log.warning("cannot ask about the job, and go on trying: %s", error)
+            self.log.warning("cannot ask about the job, and keep trying: %s", error)
             return False
         except JobError as error:
             raise JobFailedForGood(str(error)) from error

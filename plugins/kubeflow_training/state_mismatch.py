@@ -75,8 +75,8 @@ class ResumableTask:
         if isinstance(found, dict) and found == {"of": generation(context), "try": before}:
             self.log.warning(
                 "Try %d waited, and Airflow ended it as it was resumed, although it had not failed: on a late report "
-                "of the executor (the task's event `state mismatch` says so), or because its worker was lost. This try "
-                "goes on from what is there",
+                "of the executor (the task's event `state mismatch` shows it), or its worker was lost. This try "
+                "continues from what is there",
                 before,
             )
 

@@ -175,13 +175,13 @@ class PyTorchJobTrigger(BaseTrigger):
                 )
                 return
         if not ended_by_user(state, deferred=True):
-            self.log.info("job %s/%s goes on: the task is %s", self.namespace, self.name, state)
+            self.log.info("job %s/%s continues: the task is %s", self.namespace, self.name, state)
             return
         await self._delete(state)
 
     async def _delete(self, state: str | None) -> None:
         """Nobody else comes after us: an outage that is short is waited out, and what became of it is told."""
-        until, problem = time.monotonic() + _DELETING, "the cluster has not answered"
+        until, problem = time.monotonic() + _DELETING, "the cluster did not answer"
         for left in reversed(range(_ASKED)):
             try:
                 async with asyncio.timeout(max(0.0, until - time.monotonic())):

@@ -133,7 +133,7 @@ def test_a_list_that_expires_again_and_again_is_read_ever_more_rarely(monkeypatc
         if len(lists) > 8:
             return listed()
         if "continue" in params:
-            raise ExpiredError(path, "410", "It is listed anew")
+            raise ExpiredError(path, "410", "It is listed again")
         return {"items": [], "metadata": {"resourceVersion": "7", "continue": "more"}}
 
     async def main():

@@ -86,7 +86,7 @@ def test_a_kill_before_there_was_a_job_claims_none(cluster, monkeypatch, stored)
 
 
 def test_a_stop_with_tries_left_deletes_nothing(cluster, monkeypatch):
-    assert "the job goes on, and a retry finds it" in killed(monkeypatch, JOB, state="running")
+    assert "the job continues, and a retry finds it" in killed(monkeypatch, JOB, state="running")
     assert cluster.asked == 0
 
 

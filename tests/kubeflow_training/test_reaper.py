@@ -93,7 +93,7 @@ def test_a_live_job_whose_task_is_over_goes_after_the_grace(state, caplog):
     assert cluster.deleted == ["job"]
     assert summary.deleted[0]["owner"] == "dag/manual__2026-01-01T00:00:00+00:00/train/-1"
     assert len(cluster.said) == 1
-    assert "nobody waits for it" in cluster.said[0]
+    assert "no task waits for it" in cluster.said[0]
     assert "job default/job (uid uid-job) is deleted because" in caplog.text
     assert json.loads(json.dumps(summary.to_dict())) == summary.to_dict()
 

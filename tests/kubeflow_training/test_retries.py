@@ -94,8 +94,8 @@ def test_a_clear_begins_to_count_anew():
 def test_the_log_says_cause_count_budget_node_and_delay():
     policy = RetryByCause({"node lost": 3})
     reason = policy.evaluate(failed(Reason.NODE_LOST, node="gpu-7", gang=4), 1, 40, context()).reason
-    assert reason.startswith("gang 4: node lost: retry 1 of 3; other nodes than gpu-7 are preferred until 20")
-    assert reason.endswith("(node lost); next gang in 30 s")
+    assert reason.startswith("attempt 4: node lost: retry 1 of 3; other nodes than gpu-7 are preferred until 20")
+    assert reason.endswith("(node lost); next attempt in 30 s")
     # Airflow's own count ends before the budget: that is told, too.
     assert "`retries` are used up" in policy.evaluate(failed(Reason.NODE_LOST), 41, 40, context()).reason
 

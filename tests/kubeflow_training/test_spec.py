@@ -182,7 +182,7 @@ def test_a_spec_compiles_to_the_kind_that_is_asked_for():
         ("kind: PyTorchjob\napiVersion: kubeflow.org/v1", "PyTorchJob"),
         ("a: 1\n---\nb: 2", "more than one document"),
         ("a: [1, 2", "line 1"),
-        ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' stands there twice, first in line 1"),
+        ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' appears twice, first in line 1"),
         ("a: &x [*x]", "contains itself"),
         (
             "a: &a [1,1,1,1,1,1,1,1,1]\n"

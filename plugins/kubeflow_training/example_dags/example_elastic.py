@@ -1,4 +1,4 @@
-"""A gang that trains on with one node while the other one is missing."""
+"""A job that continues to train with one node while the other one is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gang as a plain indexed Job: for clusters without any training operator."""
+"""A training as a plain indexed Job: for clusters without any training operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gang of two pods on Kubernetes, with most of what a spec can say."""
+"""A job of two pods on Kubernetes, with most of what a spec can say."""
 
 from __future__ import annotations
 

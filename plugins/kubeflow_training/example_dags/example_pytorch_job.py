@@ -1,4 +1,4 @@
-"""A gang of two processes on this machine, from a typed spec; the next task uses the result."""
+"""A job of two processes on this machine, from a typed spec; the next task uses the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gang that idles with its full environment until somebody releases it."""
+"""A job whose pods idle with their full environment until a user releases them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ with DAG("example_pytorch_job_hook", schedule=None):
         while not (seen := observe(job.job, job.pods, job.events)).ended:
             time.sleep(0.5)
             if (found := cluster.read(name, "default")) is None:
-                raise RuntimeError("somebody has deleted the job")
+                raise RuntimeError("the job was deleted from outside")
             job = found
         lines = cluster.tail(job.pods[0])
         cluster.delete(name, "default", uid=job.uid)

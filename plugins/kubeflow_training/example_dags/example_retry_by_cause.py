@@ -1,4 +1,4 @@
-"""The first gang ends like one with a broken collective, and the second does well."""
+"""The first attempt ends like one with a broken collective, and the second succeeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCRIPT = """
 import os, sys
 if "-g2" not in os.environ["POD_NAME"]:
     sys.exit(21)
-print("the second gang does well")
+print("the second attempt succeeds")
 """
 
 with DAG("example_retry_by_cause", schedule=None, default_args={"poll_interval": 0.5}):

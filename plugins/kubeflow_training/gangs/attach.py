@@ -117,7 +117,7 @@ class Gangs:
         while (now := self._asked(lambda: there.read(name, namespace))) is not None and now.uid == old.uid:
             if time.monotonic() > patience:
                 raise JobNotReached(
-                    f"job {namespace}/{name}: the old gang does not end. Look at its pods and their node"
+                    f"job {namespace}/{name}: the previous attempt does not end. Look at its pods and their node"
                 )
             self._still_wanted()
             time.sleep(_NAP)

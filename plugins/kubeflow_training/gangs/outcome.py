@@ -74,7 +74,7 @@ def gang(snapshot: Snapshot) -> int | None:
 def failure_text(name: str, gang: int, observation: Observation, tail: Sequence[str]) -> str:
     """What a job that ended badly has to say: rank, exit code, node, reason, mend and last lines."""
     reason = observation.reason or "unknown"
-    lines = [f"{name} (gang {gang}) {observation.phase}, {reason}: {observation.message}. {observation.mend}."]
+    lines = [f"{name} (attempt {gang}) {observation.phase}, {reason}: {observation.message}. {observation.mend}."]
     if observation.progress:
         lines.append(f"It had come to {observation.progress}.")
     if tail:

@@ -164,9 +164,9 @@ def decide(
         if mine and stored.uid is None:
             return Decision(Action.CREATE, stored, "an earlier try did not get to create it")
         if mine and succeeded:
-            return Decision(Action.TELL, stored, f"gang {stored.gang} has succeeded, and its job is removed since")
+            return Decision(Action.TELL, stored, f"attempt {stored.gang} has succeeded, and its job is removed since")
         following = wanted.numbered(stored.gang + 1, longest)
-        return Decision(Action.CREATE, following, f"gang {stored.gang} is gone")
+        return Decision(Action.CREATE, following, f"attempt {stored.gang} is gone")
 
     notes = snapshot.annotations
     ours = notes.get(OWNER_ANNOTATION) == wanted.owner
@@ -180,26 +180,26 @@ def decide(
         name = str((snapshot.job.get("metadata") or {}).get("name"))
         found = replace(wanted, name=name, gang=number or 1, token=token).of(snapshot)
         if observation.phase is Phase.CANCELLED:
-            return Decision(Action.REPLACE, following, f"gang {number} is being deleted")
+            return Decision(Action.REPLACE, following, f"attempt {number} is being deleted")
         if not observation.ended:
-            return Decision(Action.ADOPT, found, f"gang {number} is {observation.phase}: {observation.message}")
+            return Decision(Action.ADOPT, found, f"attempt {number} is {observation.phase}: {observation.message}")
         if stored is None or not mine or (stored.uid is None and stored.token != token):
             # An end that this task does not know it waited for: of a DAG run of the same name, long ago, for example.
-            return Decision(Action.REPLACE, following, f"gang {number} has ended, and not for this task's eyes")
+            return Decision(Action.REPLACE, following, f"attempt {number} has ended, and this task did not wait for it")
         if observation.phase is Phase.SUCCEEDED:
             return Decision(
-                Action.ADOPT, found, f"gang {number} is {observation.phase}: {observation.message}", over=True
+                Action.ADOPT, found, f"attempt {number} is {observation.phase}: {observation.message}", over=True
             )
         if replaced(found, observation):
-            return Decision(Action.REPLACE, following, f"gang {number} has failed: {observation.message}")
-        return Decision(Action.ADOPT, found, f"gang {number} has failed for good: {observation.message}", over=True)
+            return Decision(Action.REPLACE, following, f"attempt {number} has failed: {observation.message}")
+        return Decision(Action.ADOPT, found, f"attempt {number} has failed for good: {observation.message}", over=True)
     if ours:
         return Decision(Action.REPLACE, following, "the task was cleared or the job's spec has changed")
     if observation.phase is Phase.CANCELLED:
         return Decision(Action.REPLACE, following, "a job of this name is being deleted")
     if observation.ended and OWNER_ANNOTATION in notes:
         return Decision(Action.REPLACE, following, f"an ended job of {notes[OWNER_ANNOTATION]} has this name")
-    owner = notes.get(OWNER_ANNOTATION) or "somebody else"
+    owner = notes.get(OWNER_ANNOTATION) or "another owner"
     return Decision(Action.REFUSE, wanted, f"a job of this name belongs to {owner} and is {observation.phase}")
 
 

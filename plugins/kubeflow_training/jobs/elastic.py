@@ -151,7 +151,9 @@ def require_sizes(manifest: Mapping[str, Any], min_nodes: int, nodes: int | None
     """
     job = f"job {mapping(manifest.get('metadata')).get('name')}"
     if mapping(manifest.get("spec")).get("elasticPolicy"):
-        raise ManifestError(job, "it is elastic in place, and `min_nodes` is for jobs that are not", "Give one of both")
+        raise ManifestError(
+            job, "it is elastic in place, and `min_nodes` is for jobs that are not", "Remove one of them"
+        )
     resized(manifest, min_nodes)
     if nodes is not None and min_nodes > nodes:
         raise ManifestError(job, f"it has {nodes} nodes, and min_nodes is {min_nodes}", "Make min_nodes smaller")

@@ -142,7 +142,7 @@ def test_jobs_in_a_queue_of_the_cluster_are_listed_held_released_and_moved(runs:
     wait("the order without it", lambda: places() == {"kueue-3": None, "kueue-2": 1}, 60)
     found = listed()["kueue-3"]
     assert (found["held"], found["priority"]) == (True, 5)
-    assert "held back from queue training: somebody has set it inactive" in found["reason"]
+    assert "held back from queue training: a user has set it inactive" in found["reason"]
     assert found["eta"] is None
     assert "training held" in told()
 

@@ -70,7 +70,7 @@ def test_why_a_job_waits(server: Server, stage: Stage) -> None:
     Standings(admin()).stand(made.created.job, held=True)
     job = wait("that it is held back", lambda: (job := shown(second))["position"] is None and job, 60)
     assert (job["phase"], job["reason"], job["mend"]) == ("queued", None, "")
-    assert job["message"].startswith("held back from queue training: somebody has set it inactive")
+    assert job["message"].startswith("held back from queue training: a user has set it inactive")
     assert shown(first)["phase"] == "running"
 
     third, _ = submitted(server, stage, nodes=2, gpus=100, **PRETEND)

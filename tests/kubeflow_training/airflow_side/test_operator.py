@@ -68,7 +68,7 @@ def test_a_user_error_fails_for_good_and_says_everything(new_run, mode):
     end = run.attempt()
     assert (end["state"], end["kind"]) == ("failed", "JobFailedForGood")
     for part in (
-        f"job default/{run.name} (gang 1) failed, user error",
+        f"job default/{run.name} (attempt 1) failed, user error",
         "rank 1 (worker-0) failed first on",
         "exit code 10",
         "bad recipe: train.lr",
@@ -163,7 +163,7 @@ def test_a_trigger_taken_over_by_another_triggerer_deletes_nothing(new_run):
     run.airflow.cluster.create(run.manifest)
     arguments = run.trigger()
     run.airflow.ask("kill_trigger", dag=run.dag, run=run.run, state="deferred", arguments=arguments)
-    assert "goes on: the task is deferred" in run.airflow.log()
+    assert "continues: the task is deferred" in run.airflow.log()
     job = run.job()
     assert job is not None
     assert "deletionTimestamp" not in job.job["metadata"]
@@ -222,7 +222,7 @@ def test_a_running_job_of_somebody_else_is_left_alone(new_run):
     uid = run.airflow.cluster.create(run.manifest).uid
     end = run.attempt()
     assert end["state"] == "up_for_retry"
-    assert "belongs to somebody else" in end["error"]
+    assert "belongs to another owner" in end["error"]
     assert run.job().uid == uid
 
 

@@ -187,6 +187,6 @@ def test_a_kill_while_the_clusters_api_is_away_is_made_good_by_the_reaper(new_ru
         assert [item["uid"] for item in result["deleted"]] == [uid]
         run.until(lambda: phase() is Phase.LOST)
         told = [item for item in cluster.last_words(rights.namespace, uid) if item["reason"] == "ReapedByAirflow"]
-        assert "nobody waits for it" in told[0]["message"]
+        assert "no task waits for it" in told[0]["message"]
     finally:
         proxy.close()

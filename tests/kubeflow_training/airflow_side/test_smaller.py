@@ -57,7 +57,7 @@ def test_a_gang_starts_at_the_size_that_fits_and_regrows_with_the_next(new_run, 
     end = run.attempt()
     assert (end["state"], end["kind"]) == ("up_for_retry", "JobFailed")
     assert "too few nodes: only 2 of 3 pods got a node in time" in end["error"]
-    assert "gang 1: too few nodes: retry 1 of 3; next gang in 1 s" in run.airflow.log()
+    assert "attempt 1: too few nodes: retry 1 of 3; next attempt in 1 s" in run.airflow.log()
     run.until(lambda: run.job() is None)
     assert run.look()["store"][SIZE_KEY]["nodes"] == 2
 
@@ -69,7 +69,7 @@ def test_a_gang_starts_at_the_size_that_fits_and_regrows_with_the_next(new_run, 
         # The smaller gang is found again after its worker died.
         run.airflow.signal(signal.SIGKILL)
         run.begin_attempt()
-        run.until(lambda: "adopt (gang 2 is running" in run.airflow.log())
+        run.until(lambda: "adopt (attempt 2 is running" in run.airflow.log())
     go.touch()
     assert run.airflow.answer()["state"] == "up_for_retry"
     assert run.job().uid == gang.uid
@@ -109,7 +109,7 @@ def test_a_job_that_is_elastic_in_place_takes_no_least_size(new_run):
     run.airflow.ask("set_conf", dag=run.dag, run=run.run, conf={"manifest": changed, "backend": "local"})
     end = run.attempt()
     assert (end["state"], end["kind"]) == ("failed", "JobFailedForGood")
-    assert "Give one of both" in end["error"]
+    assert "Remove one of them" in end["error"]
 
 
 @pytest.fixture
@@ -163,4 +163,4 @@ def test_the_same_on_kubernetes_where_a_part_of_the_gang_runs_already(new_run, a
     run.until(lambda: (now := cluster.read(name, rights.namespace)) and observe(now.job, now.pods).pods_running == 2)
     cluster.delete(name, rights.namespace, grace_seconds=0)
     assert run.airflow.answer()["state"] == "failed"
-    assert "gang 2 starts with 2 nodes" in run.airflow.log()
+    assert "attempt 2 starts with 2 nodes" in run.airflow.log()

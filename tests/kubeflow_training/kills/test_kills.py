@@ -35,7 +35,7 @@ def test_a_stopped_triggerer_loses_its_trigger_and_wakes_up_without_harm(airflow
     run.until(lambda: run.triggerer not in (None, first))
     airflow.signal(first, signal.SIGCONT)
     # It finds that its trigger is another's, and asks Airflow before it deletes anything.
-    run.until(lambda: "goes on: the task is deferred" in run.text())
+    run.until(lambda: "continues: the task is deferred" in run.text())
     run.ends_well(uid)
     run.once()
     complete(run)
@@ -110,7 +110,7 @@ def test_sigterm_of_the_worker_leaves_the_job_to_the_next_try(new_run):
         run.hold.touch()
     for run, uid in zip(runs, uids, strict=True):
         run.found_again()
-        assert "this worker was stopped, while the task was running; the job goes on" in run.text()
+        assert "this worker was stopped, while the task was running; the job continues" in run.text()
         run.ends_well(uid)
         assert run.tries == 2
 

@@ -188,7 +188,7 @@ def test_an_alarm_for_a_run_that_is_late(airflow: Installation, point: Point, fi
     work = Work(airflow, "late_alarm", point, run=awaited(airflow, file), since=time.time(), limit=15)
     work.waits()
     work.ends("failed")
-    assert "It goes on; end it on its page if it hangs" in work.text(2)
+    assert "It continues; end it on its page if it hangs" in work.text(2)
     file.write_text("success")
 
 

@@ -66,11 +66,11 @@ class _IndexedJob(Kind):
         yield from name_problems(mapping(manifest.get("metadata")), f"-{nodes - 1}")
         if spec.get("completionMode") != "Indexed":
             yield Problem(
-                "spec.completionMode", "it is not Indexed", "A gang needs ranks; write `completionMode: Indexed`"
+                "spec.completionMode", "it is not Indexed", "Training pods need ranks; write `completionMode: Indexed`"
             )
         if nodes != (whole(spec.get("parallelism")) or 1):
             yield Problem(
-                "spec.parallelism", "it is not `completions`", "All pods of a gang run at once: make them equal"
+                "spec.parallelism", "it is not `completions`", "All pods of a job run at once: make them equal"
             )
         pod = mapping(mapping(spec.get("template")).get("spec"))
         if pod.get("restartPolicy") not in ("Never", "OnFailure"):

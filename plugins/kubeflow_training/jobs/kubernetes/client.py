@@ -266,7 +266,7 @@ def refusal(thing: str, status: int, text: str) -> JobError:
     if status == 409:
         return JobExistsError(thing, message, "Delete it first, or choose another name")
     if status == 410:
-        return ExpiredError(thing, f"410: {message}", "It is listed anew")
+        return ExpiredError(thing, f"410: {message}", "It is listed again")
     if status in _PASSING:
         return BackendUnavailableError(thing, f"{status}: {message}", "It is tried again")
     return refused(thing, status, message, "Correct the request")

@@ -57,7 +57,7 @@ class Standings:
             if workload is None:
                 raise _unmanaged(thing)
             if kueue.admitted(workload):
-                raise JobRefusedError(thing, "its queue has just admitted it", "It waits no more")
+                raise JobRefusedError(thing, "its queue has just admitted it", "It no longer waits")
             # Of that very look: else it might be admitted between the two requests.
             seen = {"resourceVersion": mapping(workload.get("metadata")).get("resourceVersion")}
             try:

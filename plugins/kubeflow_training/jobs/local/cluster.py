@@ -234,13 +234,13 @@ def _require_runnable(manifest: Mapping[str, Any]) -> None:
     if policy.get("rdzvBackend", "c10d") != "c10d":
         wrong.append(("spec.elasticPolicy.rdzvBackend", "Use c10d"))
     if policy.get("metrics"):
-        wrong.append(("spec.elasticPolicy.metrics", "Remove them: an elastic gang takes what is free"))
+        wrong.append(("spec.elasticPolicy.metrics", "Remove them: an elastic job takes what is free"))
     if (spec.get("runPolicy") or {}).get("suspend"):
         wrong.append(("spec.runPolicy.suspend", "Remove the queue: the local cluster queues by itself"))
     for kind, replica in spec["pytorchReplicaSpecs"].items():
         pod, where = replica["template"]["spec"], f"spec.pytorchReplicaSpecs.{kind}"
         if replica.get("restartPolicy", "Never") not in (("Never", "OnFailure") if policy else ("Never",)):
-            wrong.append((f"{where}.restartPolicy", "Use Never, and let Airflow retry the gang"))
+            wrong.append((f"{where}.restartPolicy", "Use Never, and let Airflow retry the job"))
         wrong += [
             (f"{where}: {resource}", "Ask for cpu, memory and GPUs only")
             for resource in _extended(pod["containers"][0])

@@ -316,7 +316,7 @@ class Gang:
     def _lose(self, plan: status.PodPlan, session: int | None) -> None:
         processes.kill_marked(f"{POD_MARK}={plan.uid}", session)
         self.state["lost"][plan.name] = timestamp()
-        self._event("NodeLost", f"the keeper of {plan.name} was killed; how it ended is unknown", warning=True)
+        self._event("NodeLost", f"the process that runs {plan.name} was killed; how it ended is unknown", warning=True)
 
     def _order_pods(self) -> None:
         ending = self.state["ending"]

@@ -80,7 +80,7 @@ class Pods:
     def shown(self) -> list[dict[str, Any]]:
         """All pods as the API server would show them."""
         shutdown = (self.state["ending"] or {}).get("why") == "shutdown"
-        waiting = "waiting for room; the gang runs without it"
+        waiting = "waiting for room; the job runs without it"
         placed = self.placed()
         return [
             status.pod(

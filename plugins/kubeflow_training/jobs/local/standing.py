@@ -9,7 +9,7 @@ from typing import Any, Final
 from kubeflow_training.jobs.local.capacity import Resources
 from kubeflow_training.jobs.local.layout import read_json, write_json
 
-HELD: Final = "held back by a person until it is released"
+HELD: Final = "held back by a user until it is released"
 MOST: Final = 1_000_000  # of a priority, above and below
 
 

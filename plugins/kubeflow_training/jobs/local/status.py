@@ -85,7 +85,7 @@ def pod(
         previous = terminated or {"exitCode": 137, "reason": "ContainerStatusUnknown", "finishedAt": lost}
         state = {"waiting": {"reason": "CrashLoopBackOff", "message": "it is started again"}}
     elif terminated is None and lost is not None:
-        status |= {"phase": "Failed", "reason": "NodeLost", "message": "the pod's keeper process was killed"}
+        status |= {"phase": "Failed", "reason": "NodeLost", "message": "the process that runs the pod was killed"}
         state = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "finishedAt": lost}}
     elif terminated is not None:
         status["phase"] = "Succeeded" if terminated["exitCode"] == 0 else "Failed"

@@ -81,7 +81,7 @@ def _loader() -> Any:
                         None, None, f"the key {key!r} is not text", key_node.start_mark
                     )
                 if seen.get(key) is not None and not self._merged(node, key):
-                    cause = f"the key {key!r} stands there twice, first in line {seen[key]}"
+                    cause = f"the key {key!r} appears twice, first in line {seen[key]}"
                     raise yaml.constructor.ConstructorError(None, None, cause, key_node.start_mark)
                 seen[key] = line
             return super().construct_mapping(node, deep)

@@ -119,6 +119,6 @@ def _replaced(
     for who in created_twice(job, pods, events):
         pod = next(item for item in pods if name(item) == who)
         reason, by = removal(events, who) or (Reason.EVICTED, "")
-        what = f"the pod before this {who} was removed from outside, and its gang cannot take in a new one"
+        what = f"the pod before this {who} was removed from outside, and the job cannot take in a new one"
         return Sign(pod, reason, what + (f" ({by})" if by else ""), True)
     return None

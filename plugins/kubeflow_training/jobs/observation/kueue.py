@@ -112,7 +112,7 @@ def read(workload: Mapping[str, Any]) -> Queued:
     evicted = true.get("Evicted", {})
     by_hand = not evicted or evicted.get("reason") == _DEACTIVATED
     if mapping(workload.get("spec")).get("active") is False:
-        cause = "somebody has set it inactive" if by_hand else _message(evicted)
+        cause = "a user has set it inactive" if by_hand else _message(evicted)
         return Queued(queue, None if by_hand else Reason.EVICTED, f"held back from queue {queue}: {cause}")
     if not by_hand:
         preempted = evicted.get("reason") == "Preempted"

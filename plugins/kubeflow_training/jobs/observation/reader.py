@@ -251,9 +251,7 @@ def _observe_end(seen: _Seen) -> Observation | None:
         finished = moment(seen.status.get("completionTime")) or moment(succeeded.get("lastTransitionTime"))
         if doubt := unproven(seen.job, seen.pods):
             if not seen.pods_listed:
-                message = (
-                    "The job is done, as the cluster tells; whether rank 0 reported it cannot be seen without its pods"
-                )
+                message = "The job is done; whether rank 0 reported it cannot be seen without its pods"
                 return seen.observation(Phase.SUCCEEDED, message, finished=finished)
             if seen.running and finished and seen.now - finished < REPORT_TIME:
                 return seen.observation(Phase.RUNNING, f"{doubt}; pods that still run: {seen.running}")
@@ -290,9 +288,7 @@ def _observe_pause(seen: _Seen) -> Observation | None:
         return seen.observation(Phase.QUEUED, held.message, held.reason, queue=held.queue, position=held.position)
     message = str(mapping(seen.conditions.get("Suspended")).get("message") or "")
     queue = kueue.queue_of(seen.job)
-    waits = (
-        f"it waits in queue {queue}" if queue else message or "it is suspended until somebody or its queue resumes it"
-    )
+    waits = f"it waits in queue {queue}" if queue else message or "it is suspended until a user or its queue resumes it"
     return seen.observation(Phase.QUEUED, waits, queue=queue)
 
 

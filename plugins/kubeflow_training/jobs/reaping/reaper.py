@@ -147,7 +147,7 @@ class JobReaper:
         summary.kept += findings.kept
         summary.unclear += findings.unclear
         for orphan in findings.with_fate(Fate.WAIT):
-            log.info("job %s has nobody: %s. It is deleted when its grace is over", orphan.name, orphan.why)
+            log.info("job %s is orphaned: %s. It is deleted when its grace is over", orphan.name, orphan.why)
             summary.waiting.append(_told(orphan))
         for orphan in findings.with_fate(Fate.DELETE):
             if self.dry_run:
@@ -155,7 +155,7 @@ class JobReaper:
                 summary.deleted.append(_told(orphan))
                 continue
             metadata = orphan.job.job["metadata"]
-            text = f"deleted because {orphan.why} ({orphan.owner}) and nobody waits for it"
+            text = f"deleted because {orphan.why} ({orphan.owner}) and no task waits for it"
             try:
                 tell(backend, orphan, text)
                 if backend.delete(metadata["name"], metadata["namespace"], uid=orphan.job.uid):

@@ -261,7 +261,7 @@ class Waiting:
         elif trouble is not self._told_trouble:
             self._trouble += 1
             if self._trouble & (self._trouble - 1) == 0:
-                self._log.say(f"cannot ask about job {self._job}, and go on trying: {trouble}")
+                self._log.say(f"cannot ask about job {self._job}, and keep trying: {trouble}")
             if isinstance(trouble, BackendUnavailableError):
                 self._refused_since = None
             else:

@@ -90,7 +90,7 @@ class Reflector:
                     await self._until_anew(asyncio.sleep(_REFUSED_SECONDS))
                     self._version = None
             except ExpiredError:
-                log.info("%s is listed anew: its resourceVersion %s has expired", self._path, self._version)
+                log.info("%s is listed again: its resourceVersion %s has expired", self._path, self._version)
                 self._version = None
                 if expired or time.monotonic() - self._listed_at < 1:
                     await backoff.wait()
@@ -99,7 +99,7 @@ class Reflector:
                 self._handler.troubled(error)
                 await backoff.wait()
             except Exception as error:  # a broken answer must not end the waiting of a thousand jobs
-                log.exception("%s is listed anew after an error", self._path)
+                log.exception("%s is listed again after an error", self._path)
                 self._version = None
                 self._handler.troubled(BackendUnavailableError(self._path, repr(error), "It is tried again"))
                 await backoff.wait()

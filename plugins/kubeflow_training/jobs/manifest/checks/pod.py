@@ -106,7 +106,7 @@ def secret_problems(inside: str, container: Mapping[str, Any]) -> Iterator[Probl
         if isinstance(value, str) and value and (_secret_name(str(name)) or _SECRET_VALUE.search(value)):
             yield Problem(
                 f"{inside}.env.{name}",
-                "its value looks like a secret, and everybody who may read the job could read it",
+                "its value looks like a secret, and everyone who may read the job could read it",
                 "Put it into a Kubernetes secret and name that under `secrets`",
             )
     for argument in [*_list(container.get("command")), *_list(container.get("args"))]:

@@ -60,9 +60,9 @@ def _gang(spec: Mapping[str, Any], replicas: Mapping[str, Any]) -> Iterator[Prob
     elastic = mapping(spec.get("elasticPolicy"))
     is_elastic = spec.get("elasticPolicy") is not None  # an empty one is one too
     if "Master" not in replicas and not is_elastic:
-        yield Problem(f"{where}.Master", "it is missing", "Every gang has exactly one master")
+        yield Problem(f"{where}.Master", "it is missing", "Every job has exactly one master")
     elif "Master" in replicas and mapping(replicas["Master"]).get("replicas") != 1:
-        yield Problem(f"{where}.Master.replicas", "it is not 1", "Every gang has exactly one master")
+        yield Problem(f"{where}.Master.replicas", "it is not 1", "Every job has exactly one master")
     for kind, replica in replicas.items():
         if not isinstance(replica, Mapping):
             yield Problem(f"{where}.{kind}", "it is empty", "Give it replicas and a template, or leave the key out")
