@@ -48,7 +48,7 @@ class Pair:
 def said(yes: bool, by: str | None, at: str) -> str:
     """A person's word in one line. :param by: the user; None if the deadline passed. :param at: as ISO 8601 in UTC."""
     word = "yes" if yes else "no"
-    return f"{by} said {word} at {at}" if by else f"nobody answered by {at}, which is a {word}"
+    return f"{by} said {word} at {at}" if by else f"no one answered by {at}, which counts as {word}"
 
 
 @dataclass(frozen=True)
@@ -89,5 +89,5 @@ def answered(verdict: Verdict, answer: Answer | None) -> Verdict:
     if not verdict.promote:
         return verdict
     passed = answer is not None and answer.promote
-    reason = "a person is asked, and has not answered yet" if answer is None else answer.told
+    reason = "awaiting approval" if answer is None else answer.told
     return Verdict(passed, (*verdict.checks, Check(NAME, None, None, passed, reason)))

@@ -69,8 +69,8 @@ def set_aside(store: Store, there: Sequence[Sealed], step: int) -> list[Sealed]:
     ).encode()
     written = store.put_if_absent(KEY, body) if before is None else store.put_if_match(KEY, body, before.etag)
     if not written:
-        cause = "somebody else has just written it"
-        raise DataError(f"{store.uri}/{KEY}", cause, "See whether somebody else resumes this run")
+        cause = "another process has just written it"
+        raise DataError(f"{store.uri}/{KEY}", cause, "Check whether someone else is resuming this run")
     return newer
 
 
@@ -90,7 +90,7 @@ def known(store: Store) -> frozenset[str]:
         raise DataError(
             f"{store.uri}/{KEY}",
             f"it does not say which checkpoints are set aside ({error!r})",
-            "Write it anew with `dropforge resume RUN --from step-N`, or remove it to go on from the newest one",
+            "Write it again with `dropforge resume RUN --from step-N`, or remove it to resume from the newest one",
         ) from error
 
 

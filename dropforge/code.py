@@ -32,7 +32,7 @@ def look_at(recipe: Recipe, store: Store | None = None) -> Wheel | None:
         if name not in SCORES and name not in found.names(ANSWERS):
             there = ", ".join([*SCORES, *found.names(ANSWERS)])
             raise RecipeError(
-                "recipe key `evaluate.generation.metrics`", f"nobody has a metric {name!r}", f"There are {there}"
+                "recipe key `evaluate.generation.metrics`", f"there is no metric {name!r}", f"There are {there}"
             )
     check_kernels(recipe, found)
     return found

@@ -104,7 +104,7 @@ def limits_told(found: Hours, limits: Limits | None) -> list[str]:
     if limits is None:
         return []
     judged = judge(found, limits)
-    words = {"start": "the run begins", "ask": "a person is asked first", "stop": "the run does not begin"}
+    words = {"start": "the run begins", "ask": "it needs approval first", "stop": "the run does not begin"}
     told = [] if limits.ask_above is None else [": ".join([words[judged.word], *judged.reasons])]
     if limits.stop_above is not None:
         above = passed(found, limits.stop_above, "compute.limits.stop_above")

@@ -183,14 +183,14 @@ def parse_success(data: bytes) -> dict[str, SuccessEntry] | SparkSuccess | None:
                 raise ValueError(f"it has {len(value):,} keys")
             entry = SuccessEntry.model_validate(value)
             if entries.setdefault(entry.key, entry) != entry:
-                raise ValueError(f"key {entry.key!r} stands twice, with other bytes")
+                raise ValueError(f"key {entry.key!r} appears twice, with other bytes")
         except ValueError as error:
             faults += 1
             first = first or f"entry {number} of {len(values):,}: {_fault(error)}"
             if faults == _FAULTS:
                 break
     if faults:
-        count = f"{_FAULTS:,} or more are wrong" if faults == _FAULTS else f"{faults:,} wrong in all"
+        count = f"{_FAULTS:,} or more are wrong" if faults == _FAULTS else f"{faults:,} wrong in total"
         raise _no_list(first if faults == 1 else f"{first}; {count}")
     return entries
 
@@ -224,7 +224,7 @@ def _keys_of_spark(listed: SparkSuccess, prefix: str, root: str) -> list[str]:
         if not key.startswith(below) or key == below:
             raise DataError(
                 f"{layout.SUCCESS} of Spark",
-                f"it names {path[:_SHOWN]!r}, which does not lie below {below}",
+                f"it names {path[:_SHOWN]!r}, which is not below {below}",
                 f"Let the job write there, or write {layout.SUCCESS} empty where its files were copied",
             )
         keys.add(key.removeprefix(below))
@@ -266,7 +266,7 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
         raise too_many(f"drop {family}/{name}", "it has more files than that")
     if len(infos) > MAX_KEYS + 1:
         cause = f"it has more than {MAX_KEYS:,} keys, most of them of folders"
-        raise DataError(f"drop {family}/{name}", cause, "Delete the keys that end with `/`, or upload it anew")
+        raise DataError(f"drop {family}/{name}", cause, "Delete the keys that end with `/`, or upload it again")
     success = found.pop(layout.SUCCESS, None)
     if success is None:
         raise UnfinishedError(

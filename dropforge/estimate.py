@@ -346,7 +346,7 @@ def unknown_memory(recipe: Recipe, figures: Estimate) -> str | None:
             return "unknown for an encoder, and until the base model's config is here"
         if recipe.task == "sequence-to-sequence":
             return "unknown for another encoder-decoder than T5 and BART, and until the base model's config is here"
-        return "unknown: the base model's config is not at hand"
+        return "unknown: the base model's config is not available"
     return "on its GPU, whose memory `compute.gpu_memory_gb` would name" if _room(recipe) is None else None
 
 

@@ -34,7 +34,7 @@ _OWN: Final = {("base", "start"): "start", ("data", "source"): "data"}
 
 
 class Alert(Section):
-    """When a retrain takes strikingly long: its task `late` fails then, and the retrain goes on."""
+    """When a retrain takes strikingly long: its task `late` fails then, and the retrain continues."""
 
     times: float = Field(default=1.5, gt=1, le=100)
     """So many times the average of the family's retrains that came to their end."""
@@ -239,7 +239,7 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as stream:
             return stream.read(RECIPE_LIMIT + 1)
     except OSError as error:
-        raise RecipeError("its text", f"it cannot be read ({error})", "Write it anew, or take it away") from None
+        raise RecipeError("its text", f"it cannot be read ({error})", "Write it again, or remove it") from None
 
 
 def _check_keys(values: Mapping[str, Any], model: type[BaseModel], path: str = "") -> None:

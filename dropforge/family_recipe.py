@@ -99,7 +99,7 @@ def rule(store: Store, family: str, preset: str | None, file: Family | None = No
         build_recipe(values)
         return Ruling(values, authority, own=True)
     except RecipeError as error:
-        mend = f"Set it anew: `dropforge family set {family} --recipe FILE`. {error.mend}"
+        mend = f"Set it again: `dropforge family set {family} --recipe FILE`. {error.mend}"
         raise RecipeError(f"the recipe of family {family} ({kept.told}), {error.thing}", error.cause, mend) from None
 
 
@@ -140,7 +140,7 @@ def put_drop(ruling: Ruling, own: Mapping[str, Any], *, sets_it: bool) -> dict[s
     if not ruling.values:
         if not own:
             return {}
-        cause = "what is trained is not for this drop to say, and nobody else has said it"
+        cause = "this drop may not set what is trained, and nothing else sets it"
         raise RecipeError(ruling.authority.name, cause, ruling.authority.change)
     return put_drop_over(ruling.values, own, ruling.authority)
 

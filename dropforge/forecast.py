@@ -64,7 +64,7 @@ class Forecast:
     def rows(self) -> list[tuple[str, str]]:
         """For people, by what each figure is."""
         pods, gpus = counted(self.nodes, "pod"), counted(self.gpus, "GPU")
-        ranks = f"{self.ranks} in {pods} with {gpus} and {self.cores:g} CPU cores in all"
+        ranks = f"{self.ranks} in {pods} with {gpus} and {self.cores:g} CPU cores in total"
         time = UNKNOWN if self.seconds is None else f"about {time_text(self.seconds)}"
         return [
             ("steps", _count(self.steps)),

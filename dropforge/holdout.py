@@ -33,7 +33,7 @@ def find_holdout(store: Store, named: str) -> Manifest:
     family, _, digest = named.partition("/")
     thing = f"recipe key `evaluate.holdout`, dataset version {named}"
     mend = (
-        "Name one of the bucket as FAMILY/DIGEST, with all 64 digits: `dropforge curate` makes one, and tells its name"
+        "Name one of the bucket as FAMILY/DIGEST, with all 64 digits: `dropforge curate` makes one, and shows its name"
     )
     try:
         manifest = Manifest.from_json(store.get(layout.manifest_key(family, digest)))

@@ -65,7 +65,7 @@ DATA: Final = Asked(
 )
 #: What the client raises for JSON, headers and names that are none of a hub.
 _STRANGE: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError)
-_STRANGE_MEND: Final = "See what HF_ENDPOINT names, and what stands between it and this machine, such as a proxy"
+_STRANGE_MEND: Final = "See what HF_ENDPOINT names, and what is between it and this machine, such as a proxy"
 _BRANCH: Final = "main"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _NO_WEIGHTS: Final = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")  # pickles beside a model
@@ -267,7 +267,7 @@ def check_listing(sizes: Mapping[str, int | None], what: str) -> None:
         cause = f"{what} has {len(read):,} files that are read, and a model may have {MOST_FILES:,} at most"
         raise RecipeError(_MODEL, cause, "Name another model, or save it with fewer and larger files")
     if (untold := next((name for name in sorted(read) if sizes[name] is None), None)) is not None:
-        raise StrangeAnswerError(f"it tells no size of {untold[:100]!r}")
+        raise StrangeAnswerError(f"it gives no size of {untold[:100]!r}")
 
 
 def check_files(names: Iterable[str], what: str) -> None:

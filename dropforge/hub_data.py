@@ -165,7 +165,7 @@ def _described(api: Any, name: str, commit: str, keys: Sequence[str]) -> Iterato
     for key in keys:
         item = told.get(key)
         if item is None or getattr(item, "blob_id", None) is None:
-            raise OSError(f"it does not tell what {key} is")
+            raise OSError(f"it does not say what {key} is")
         content = f"sha256:{item.lfs.sha256}" if item.lfs else f"git:{item.blob_id}"
         yield DropFile(key=key, size=item.size, content=content, etag=commit)
 

@@ -99,7 +99,7 @@ def batch_recipe(store: Store, family: str, drop_id: str) -> dict[str, Any] | No
 def supersede(store: Store, family: str, drop_id: str, name: str, reason: str) -> bool:
     """A drop gets no run, and that is told; False if a run was faster."""
     note = {"drop": name, "reason": reason, "at": datetime.now(UTC).isoformat()}
-    owner = f"nobody: {reason}"
+    owner = f"no run: {reason}"
     # Told first: what was cut off before the claim is done again, and the claim decides what is listed.
     store.put(layout.superseded_key(family, drop_id), json.dumps(note, indent=1, ensure_ascii=False).encode())
     if ledger.claim(store, family, drop_id, owner, note={"because": reason}) is not None:

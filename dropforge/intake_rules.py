@@ -40,7 +40,7 @@ class Intake(Section):
     window: str | None = None
     """Drops that come within it, from the first on, become one run over all of them, as `30 minutes`."""
     latest_only: bool = False
-    """A drop that no run has taken when a newer one comes is passed over, and told in the ledger."""
+    """A drop that no run has taken when a newer one comes is skipped, and recorded in the ledger."""
     max_active_runs: int | None = Field(default=None, ge=1, le=1000)
     """So many runs of its drops are in flight at most; `DROPFORGE_MAX_ACTIVE_RUNS_PER_FAMILY` else."""
 

@@ -32,7 +32,7 @@ _RECORD_BYTES: Final = 8 << 20  # a message of a mebibyte, spelled as JSON, with
 _SHOWN: Final = 4000  # characters of a reason
 _UNREADABLE: Final = "its record cannot be read"
 _HIDDEN: Final = 60  # seconds in which nobody else sees the messages that are looked at
-_WITHOUT_REASON: Final = "it was received too often without being handled; the log of Airflow's triggerer tells why"
+_WITHOUT_REASON: Final = "it was received too often without being handled; the log of Airflow's triggerer shows why"
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def foreign_file(values: object, names: Collection[str]) -> Fault | None:
         if key == "tokenizer_file" and TOKENIZER in names:  # that one is read, whoever saved it elsewhere
             continue
         if key in _ELSEWHERE:
-            return Fault(key, "it would have another file, or what stands there, read as the tokenizer")
+            return Fault(key, "it would have another file, or what is there, read as the tokenizer")
         if key.endswith(_FILES):
             for name in value if isinstance(value, list) else [value]:
                 if not (isinstance(name, str) and name in names and not name.startswith(".")):

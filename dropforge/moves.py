@@ -20,7 +20,7 @@ from dropforge.store import MissingObjectError, Store
 
 STALE: Final = 600.0  # more than MLflow's client takes to give up
 _PAUSE: Final = 0.2
-_MEND: Final = "If nobody moves the family's aliases now, delete it"
+_MEND: Final = "If nothing is moving the family's aliases now, delete it"
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def moving(
             raise DropforgeError(
                 f"the aliases of {family}",
                 f"{holder} has been moving them for a long time",
-                f"See what became of it; if nobody moves them, delete {store.uri}/{key}",
+                f"Check whether it still runs; if nothing is moving them, delete {store.uri}/{key}",
             )
         if tag != left:
             left, since = tag, clock()

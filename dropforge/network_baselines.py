@@ -107,7 +107,7 @@ def read_kept(store: Store, shape: Shape) -> Kept:
     except (MissingObjectError, ChangedObjectError):  # replaced just now
         return read_kept(store, shape)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        mend = "Remove it, and keep a measurement anew by --keep"
+        mend = "Remove it, and keep a new measurement with --keep"
         raise DropforgeError(f"{store.uri}/{shape.key}", f"it is no measurement ({error})", mend) from error
     speeds = {name: before.speeds(name) for name in COLLECTIVES}
     return Kept(Baseline(f"kept on {taken[:10]}", speeds, before), found.etag)
@@ -123,7 +123,7 @@ def keep(store: Store, shape: Shape, measured: Measured, taken: str, before: Kep
     written = store.put_if_match(key, body, etag) if etag else store.put_if_absent(key, body)
     if not written:
         mend = "Give the command again: it is then held to theirs"
-        raise DropforgeError(f"{store.uri}/{key}", "somebody else has kept a measurement meanwhile", mend)
+        raise DropforgeError(f"{store.uri}/{key}", "another process has kept a measurement meanwhile", mend)
 
 
 def compare(measured: Measured, against: Baseline, tolerance: float) -> list[Compared]:

@@ -112,7 +112,7 @@ class _Look:
         if not _HUB_NAME.fullmatch(name) or not any(fnmatchcase(name.lower(), pattern) for pattern in patterns):
             raise self._refused(key, name)
         if (revision or "").startswith("refs/pr/") and "*" not in patterns:
-            raise self._refused(key, name, f"{revision} is what anybody proposed there, not the owner's")
+            raise self._refused(key, name, f"{revision} is what any user proposed there, not the owner's")
 
     def at_key(self, key: str, place: str) -> None:
         """:param place: a key of the installation's bucket."""
@@ -146,7 +146,7 @@ class _Look:
 
     def _refused(self, key: str, place: str, why: str = "") -> RecipeError:
         cause = why or "it is not among what recipes may have read here"
-        whose = "by whoever runs the installation, or for `dropforge up` in its environment"
+        whose = "by the installation's administrator, or for `dropforge up` in its environment"
         mend = f"Name another, or have it named in {VARIABLE} {whose}. {self._told()}"
         return RecipeError(f"recipe key `{key}`", f"{place:.200}: {cause}", mend)
 

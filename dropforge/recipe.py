@@ -221,7 +221,7 @@ class Train(Section):
     max_rows: int | None = Field(default=None, ge=1, le=LARGEST)
     """Training rows to use, the first by content key: for smoke runs."""
     optimizer: Literal["adamw", "adamw-bf16", "adamw-8bit", "sgd"] = "adamw"
-    """What is kept of each trained weight: `adamw` 8 bytes, `adamw-bf16` 4 (moments rounded to bf16), `adamw-8bit` 2
+    """What is kept of each trained weight: `adamw` 8 bytes, `adamw-bf16` 4 (optimizer state in bf16), `adamw-8bit` 2
     (needs bitsandbytes where the ranks run), `sgd` 4."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Of `sgd`; with 0 it keeps nothing."""
@@ -280,7 +280,7 @@ class Train(Section):
     tensorboard: bool = False
     """Write TensorBoard's event files into the run's folder too; needs the package tensorboard where the ranks run."""
     max_skipped_steps: int = Field(default=50, ge=0, le=LARGEST)
-    """Steps in all that may be skipped because loss or gradient is not finite; five in a row are borne at most."""
+    """Steps in total that may be skipped because loss or gradient is not finite; at most five in a row."""
 
     @property
     def rows(self) -> int:
@@ -376,7 +376,7 @@ class Compute(Section):
     price: Price | None = None
     """What hours cost; without it there are hours and no money."""
     limits: Limits | None = None
-    """Hours and money above which a person is asked, or the run ends; without it nothing is limited."""
+    """Hours and money above which a run needs approval, or ends; without it nothing is limited."""
 
     @property
     def all_pods(self) -> tuple[float, float, int]:

@@ -10,7 +10,7 @@ from dropforge.section import Section
 
 
 class Approval(Section):
-    """A person is asked before the alias moves, once the candidate has passed all other checks."""
+    """A user must approve before the alias moves, once the candidate has passed all other checks."""
 
     deadline_hours: float = Field(default=72.0, ge=0.001, le=144)
     """How long to wait for the answer; meanwhile the family's next run waits before it compares."""
@@ -19,4 +19,4 @@ class Approval(Section):
     people: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
         default=(), max_length=50, strict=False
     )
-    """Ids of the Airflow users who may answer; none for everybody with the right to answer for this DAG."""
+    """Ids of the Airflow users who may answer; none for everyone with the right to answer for this DAG."""

@@ -46,14 +46,14 @@ class Amounts(Section):
 
 
 class Limits(Section):
-    """Above what a person is asked before a job begins, and above what a run ends."""
+    """Above what a run needs approval before a job begins, and above what it ends."""
 
     ask_above: Amounts | None = None
-    """If the plan comes to more than one of these, a person is asked."""
+    """If the plan comes to more than one of these, the run needs approval."""
     stop_above: Amounts | None = None
     """If the run has used more than one of these over all its attempts, it is ended, after a checkpoint."""
     unknown: Literal["ask", "start", "stop"] = "ask"
-    """What happens if the plan cannot tell what `ask_above` limits."""
+    """What happens if the plan cannot estimate what `ask_above` limits."""
     deadline_hours: float = Field(default=24.0, ge=0.001, le=144)
     """How long to wait for the answer."""
     otherwise: Literal["stop", "start"] = "stop"
@@ -61,7 +61,7 @@ class Limits(Section):
     people: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
         default=(), max_length=50, strict=False
     )
-    """Ids of the Airflow users who may answer; none for everybody with the right to answer for this DAG."""
+    """Ids of the Airflow users who may answer; none for everyone with the right to answer for this DAG."""
 
     @model_validator(mode="after")
     def _limits_something(self) -> Limits:

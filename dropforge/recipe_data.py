@@ -20,13 +20,13 @@ CONTENT: Final = frozenset({"messages", "text", "prompt", "completion", "system"
 
 
 class Source(Section):
-    """Data for a run without an upload: exactly one of `prefix`, `dataset` and `drops`, which lie in the bucket, and
+    """Data for a run without an upload: exactly one of `prefix`, `dataset` and `drops`, which are in the bucket, and
     `hub`."""
 
     prefix: str | None = Field(default=None, min_length=1, max_length=900)
     """Key prefix of files in the bucket, as `lake/chats/`; everything below it is read."""
     dataset: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,39}/[0-9a-f]{64}$")
-    """An existing dataset version, as `FAMILY/DIGEST`. Its rows are split anew by `split_salt` and `eval_fraction`."""
+    """An existing dataset version, as `FAMILY/DIGEST`. Its rows are split again by `split_salt` and `eval_fraction`."""
     drops: (
         Annotated[
             tuple[Annotated[str, Field(pattern="^[0-9a-f]{32}$")], ...],
@@ -37,11 +37,11 @@ class Source(Section):
     """Several drops of the family, by their ids in the ledger, read as one. What a `recipe.yaml` in them says does not
     count."""
     hub: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$", max_length=96)
-    """A data set of the Hugging Face hub, as `OWNER/NAME`; its files are read as they lie there, no code of it runs."""
+    """A data set of the Hugging Face hub, as `OWNER/NAME`; its files are read as they are, no code of it runs."""
     config: str | None = Field(default=None, min_length=1, max_length=200)
     """Its configuration (subset); null is the only one, or the default one."""
     split: str = Field(default="train", pattern=r"^\w+([.-]\w+)*$", max_length=100)
-    """Its split. The rows are split anew into training and evaluation."""
+    """Its split. The rows are split again into training and evaluation."""
     revision: str | None = Field(default=None, min_length=1, max_length=200)
     """Its branch, tag or commit; a branch is pinned to its commit when the run is planned."""
     id: str | None = Field(default=None, pattern="^[0-9a-f]{32}$")
@@ -236,13 +236,13 @@ class Gate(Section):
     """Fewest words that the rows of both splits may have together; `curation.min_rows` is the floor in rows."""
     max_drift: float | None = Field(default=None, ge=0, le=1)
     """Largest distance from the version before of the same family: of the rows' characters, words, languages and labels
-    the one that lies furthest (Jensen-Shannon, 0 the same, 1 nothing in common)."""
+    the one that is furthest (Jensen-Shannon, 0 the same, 1 nothing in common)."""
     type_changes: Literal["report", "refuse"] = "report"
     """Columns with several types (number, text, object...) in files of one format, or with another one than in the
     version before: the card reports them, or with `refuse` they stop the run too."""
     override: str | None = Field(default=None, min_length=10, max_length=1000)
-    """Why the version may pass although a limit is broken; it stands on the card and in the run. A ledger that does not
-    add up, and a split without rows, stop it all the same."""
+    """Why the version may pass although a limit is broken; it is shown on the card and in the run. A ledger that does
+    not add up, and a split without rows, stop it all the same."""
 
 
 class Curation(Section):
@@ -264,7 +264,7 @@ class Curation(Section):
     """What happens to rows with the same normalised content."""
     label_conflicts: Literal["keep", "first", "drop"] = "keep"
     """What happens to rows with the same input and another label or last answer, which the card counts: all stay, or
-    the first one in rank, or none. All rows with one input stand on one side of the split."""
+    the first one in rank, or none. All rows with one input are on one side of the split."""
     max_rows_per_source: dict[
         Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=1, le=1_000_000_000_000)]
     ] = Field(default={}, max_length=1000)
@@ -296,7 +296,7 @@ class Curation(Section):
     """A larger share of rows that `quality`, `language`, `decontaminate`, `pii` and `kernels` removed is an error."""
     unknown_keys: Literal["tell", "refuse"] = "tell"
     """Keys of rows and of messages that mean nothing here and that `data.keep_columns` does not keep: card, terminal
-    and log tell them, or with `refuse` they stop the run too."""
+    and log list them, or with `refuse` they stop the run too."""
     gate: Gate = Gate()
     memory: str = Field(default="512MB", pattern=r"^[1-9][0-9]{0,5}[MG]B$")
     """What DuckDB holds before it spills to the work folder, as `512MB` or `4GB`; processes take theirs besides."""

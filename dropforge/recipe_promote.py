@@ -99,7 +99,7 @@ class Promote(Section):
     min_improvement: float = Field(default=0.0, ge=-1, lt=1)
     """Needed gain over the champion, as a fraction; negative tolerates a regression."""
     confidence: float | None = Field(default=None, ge=0.5, le=0.999)
-    """How sure the gain over the champion must be, as 0.95: then the whole of its interval must lie above
+    """How sure the gain over the champion must be, as 0.95: then the whole of its interval must be above
     `min_improvement`. The interval is that of a paired bootstrap over the evaluation rows."""
     better_than_base: bool = True
     """The candidate must also beat the model it started from."""
@@ -113,4 +113,4 @@ class Promote(Section):
     """What one evaluation row asks is kept in the model's folder, and shown in MLflow, as an example of an input. It is
     masked as all rows are (`curation.pii`)."""
     approval: Approval | None = None
-    """A person is asked before the alias moves; without this section the rule alone decides."""
+    """A user must approve before the alias moves; without this section the rule alone decides."""

@@ -116,8 +116,8 @@ class Language(Section):
     keep: Annotated[tuple[Annotated[str, Field(pattern=r"^[a-z]{2,3}$")], ...], Field(strict=False, min_length=1)]
     """Codes as `[en, de]` (ISO 639)."""
     min_letters: int = Field(default=20, ge=1, le=1000)
-    """A text with fewer letters is too short to tell its language."""
+    """A text with fewer letters is too short for its language to be detected."""
     unknown: Literal["keep", "drop"] = "keep"
-    """What happens to rows that are too short to tell."""
+    """What happens to rows that are too short for that."""
     of: Literal["answers", "all"] = "all"
     """What a conversation is judged by: the assistant's messages, or all but the system's."""

@@ -35,11 +35,11 @@ class SparkCluster(Section):
     service_account: str = Field(default="spark", pattern=_NAME)
     """Of driver and executors; the driver makes the executors by it."""
     executors: int = Field(default=2, ge=1, le=1000)
-    """Pods that work; one more leads them."""
+    """Executor pods; the driver is one more."""
     cores: int = Field(default=1, ge=1, le=256)
     """Tasks at a time in each pod."""
     memory: str = Field(default="2g", pattern=_MEMORY)
-    """Java's heap in each pod, as `512m` or `2g`; Python's share comes on top."""
+    """Memory of Java in each pod, as `512m` or `2g`; Python's share comes on top."""
     cpu_request: str | None = Field(default=None, pattern=r"^[1-9][0-9]{0,5}m?$")
     """What each pod asks of its node, as `500m`; null is `cores`."""
     node_selector: dict[Annotated[str, Field(min_length=1, max_length=316)], Annotated[str, Field(max_length=63)]] = (
@@ -47,7 +47,7 @@ class SparkCluster(Section):
     )
     """Labels of the nodes, as `{kubernetes.io/arch: arm64}`."""
     tolerations: Annotated[tuple[Toleration, ...], Field(strict=False, max_length=50)] = ()
-    """Taints that the pods bear."""
+    """Taints that the pods tolerate."""
     run_as: int | None = Field(default=USER, ge=1, le=2**31 - 1)
     """User id of the pods, held to Kubernetes' restricted Pod Security Standard; null leaves it to the image."""
     volumes: Annotated[tuple[Volume, ...], Field(strict=False, max_length=50)] = ()
@@ -66,13 +66,13 @@ class SparkCluster(Section):
         held = nearest(self.work_path, self.volumes)
         if held is None:
             raise ValueError(
-                f"`work_path` {self.work_path} lies in none of the `volumes`, so the pods would not share it"
+                f"`work_path` {self.work_path} is in none of the `volumes`, so the pods would not share it"
             )
         if held.read_only:
-            raise ValueError(f"`work_path` lies in claim {held.claim}, which is read-only: write `read_only: false`")
+            raise ValueError(f"`work_path` is in claim {held.claim}, which is read-only: write `read_only: false`")
         if held.storage is not None and not STORAGES[held.storage].shared:
             raise ValueError(
-                f"`work_path` lies in claim {held.claim}, {STORAGES[held.storage].what}, which the pods do not share"
+                f"`work_path` is in claim {held.claim}, {STORAGES[held.storage].what}, which the pods do not share"
             )
         return self
 
@@ -81,6 +81,6 @@ class Spark(Section):
     """Of `curation.engine: spark`."""
 
     driver_memory: str = Field(default="2g", pattern=_MEMORY)
-    """Heap of the Java process on this machine, as `512m` or `2g`; the Python processes beside it take theirs."""
+    """Memory of the Java process on this machine, as `512m` or `2g`; the Python processes beside it take theirs."""
     cluster: SparkCluster | None = None
     """Pods on Kubernetes in the place of this machine, as `{image: ..., volumes: [...]}`."""

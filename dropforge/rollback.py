@@ -79,7 +79,7 @@ def _move(tracking_uri: str, choice: Choice, reason: str, by: str) -> bool:
         raise DataError(
             f"alias {alias!r} of {family}",
             f"it moved from version {choice.current or _NONE} to {current or _NONE} since the choice",
-            "Look at the new version, and roll back again if it shall not stay",
+            "Look at the new version, and roll back again if it should not stay",
         )
     tags = mlflow.get_model_version(family, choice.version).tags
     if tracking.TAG_PREVIOUS not in tags:
@@ -142,7 +142,7 @@ def _check_files(store: Store, family: str, version: ModelVersion) -> None:
     what, mend = f"version {version.version} of {family}", "Name another one with `--to`"
     found = champion_files(store, champion)
     if found is None:
-        raise DataError(what, f"what its run tells of {champion.model} is gone", mend)
+        raise DataError(what, f"what its run records of {champion.model} is gone", mend)
     folder, files = found
     if champion.digest and model_digest(files) != champion.digest:
         raise DataError(what, f"{champion.model} holds another model than the one that was registered", mend)

@@ -81,7 +81,7 @@ class RunLimits:
             raise error(
                 thing,
                 f"{name} come to {found:,g}, and this installation lets a run have {most:,g} ({VARIABLE}: {name})",
-                f"Ask for less, {mend}or have the limit raised by whoever runs the installation",
+                f"Ask for less, {mend}or have the limit raised by the administrator of the installation",
             )
 
 
@@ -99,6 +99,6 @@ def run_limits(env: Mapping[str, str] = os.environ) -> RunLimits:
         if number is None or (number[2] and name != "bytes"):
             raise DropforgeError(_THING, f"{word!r:.60} gives no number", f"Write it as {_EXAMPLE}")
         if name in found:
-            raise DropforgeError(_THING, f"{name} stands there twice", "Leave one out")
+            raise DropforgeError(_THING, f"{name} is listed twice", "Leave one out")
         found[name] = float(number[1]) * _UNITS[number[2]]
     return RunLimits(**found)

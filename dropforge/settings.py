@@ -102,7 +102,7 @@ def without_login(tracking_uri: str, variable: str = "MLFLOW_TRACKING_URI") -> s
     if login:
         raise DropforgeError(
             f"MLflow's address ({variable})",
-            "it carries a login, which would stand in run.json, logs and links",
+            "it carries a login, which would be written to run.json, logs and links",
             "Name the server alone, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
             "MLFLOW_TRACKING_TOKEN",
         )

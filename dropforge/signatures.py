@@ -47,7 +47,9 @@ def check_password(key: str, environ: Mapping[str, str], terminal: bool) -> None
     """:raises DropforgeError: if nobody could say the key's password. :param terminal: whether one may be asked."""
     if not in_store(key) and PASSWORD not in environ and not terminal:
         raise DropforgeError(
-            f"environment variable {PASSWORD}", "it is not set, and nobody can be asked", "Set it to the key's password"
+            f"environment variable {PASSWORD}",
+            "it is not set, and there is no terminal to ask",
+            "Set it to the key's password",
         )
 
 

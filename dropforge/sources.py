@@ -83,7 +83,7 @@ def _drops(store: Store, ids: tuple[str, ...], family: str) -> tuple[str, tuple[
         found[drop.drop] = drop
     roots = {drop.prefix.removesuffix(f"{name}/"): drop.bucket for name, drop in found.items()}
     if len(roots) > 1:
-        cause = f"the drops lie in several buckets ({', '.join(sorted(roots.values()))}), and are read from one place"
+        cause = f"the drops are in several buckets ({', '.join(sorted(roots.values()))}), and a run reads from one"
         raise DataError(f"drops of family {family}", cause, "Name drops of one bucket, or upload them to one")
     files = (file.model_copy(update={"key": f"{name}/{file.key}"}) for name in found for file in found[name].data_files)
     return next(iter(roots)), tuple(Part(drop=name, id=drop.id) for name, drop in found.items()), tuple(files)

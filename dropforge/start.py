@@ -185,7 +185,7 @@ def _sealed(store: Store, source: RunSpec, step: int) -> str | None:
 
 def _mend(store: Store, source: RunSpec) -> str:
     if source.checkpoints_root != source.root:
-        place = f"Its checkpoints lie in {source.checkpoints_root}, where this cannot look"
+        place = f"Its checkpoints are in {source.checkpoints_root}, where this cannot look"
         return f"{place}: have one exported, with `dropforge checkpoints {source.run} STEP export`"
     prefix = f"{layout.run_prefix(source.run)}checkpoints/"
     keys = (key.removeprefix(f"{prefix}step-") for key in store.sizes(prefix))
@@ -234,14 +234,14 @@ def _check(recipe: Recipe, source: RunSpec, start: Start) -> None:
         raise RecipeError(_KEY, f"{what} was trained for `task: {task}`", f"Set `task: {task}`, or `base.start: base`")
     if (source.recipe.get("train") or {}).get("method") == "prefix":
         raise RecipeError(
-            _KEY, f"{what} is a prefix, which has no weights that training could go on with", "Set `base.start: base`"
+            _KEY, f"{what} is a prefix, which has no weights to continue training from", "Set `base.start: base`"
         )
     ours = {key: recipe.plain()["base"][key] for key in ("model", "scratch")}
     if _given(ours) != _given(start.origin):
         raise RecipeError(
             _KEY,
             f"{what} goes back to the base {_text(start.origin)}, where the recipe names {_text(ours)}",
-            "Name that base, or set `base.start: base` to begin anew from the recipe's",
+            "Name that base, or set `base.start: base` to start again from the recipe's",
         )
 
 

@@ -69,7 +69,7 @@ _OF_THE_ASKER: Final = frozenset(
 )
 _ARCHIVES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})  # storage classes whose objects are not given at once
 _ARCHIVED: Final = (
-    "it lies in an archive (storage class GLACIER, say), from which S3 gives nothing at once",
+    "it is archived (storage class GLACIER, for example), from which S3 gives nothing at once",
     "Upload it again with storage class STANDARD, or restore it first",
 )
 

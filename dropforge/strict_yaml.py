@@ -47,7 +47,7 @@ class _StrictLoader(yaml.SafeLoader):
             if not isinstance(key, Hashable):
                 raise yaml.YAMLError(f"a key is no plain value, line {one.start_mark.line + 1}")
             if key in seen:
-                raise yaml.YAMLError(f"key {str(key)!r:.80} stands twice, line {one.start_mark.line + 1}")
+                raise yaml.YAMLError(f"key {str(key)!r:.80} appears twice, line {one.start_mark.line + 1}")
             seen.add(key)
         return super().construct_mapping(node, deep)
 

@@ -304,7 +304,7 @@ def _axis(key: str, item: Any) -> Range | list[Any]:
     if len(item) > _MOST_VALUES:
         raise RecipeError(where, f"it has {len(item)} values", f"Give at most {_MOST_VALUES}, or a range")
     if len({_text(value) for value in item}) < len(item):
-        raise RecipeError(where, "a value stands in it twice", "Take one of them out")
+        raise RecipeError(where, "a value is in it twice", "Take one of them out")
     return item
 
 
@@ -328,7 +328,7 @@ def _check_space(key: str, space: Mapping[str, Any]) -> None:
     if why := _OTHER_FIGURES.get(key):
         raise RecipeError(where, why, "Set it under `recipe:`")
     if inner := next((other for other in space if other.startswith(f"{key}.")), None):
-        raise RecipeError(where, f"`{inner}` is a part of it", "Leave one of both out")
+        raise RecipeError(where, f"`{inner}` is a part of it", "Remove one of them")
     _axis(key, space[key])
 
 

@@ -397,7 +397,7 @@ def _promoted(
         raise DropforgeError(
             f"version {number} of {family}",
             f"it was rolled back ({back})",
-            f"If it shall be {alias!r} again: `dropforge rollback {family} --to {number}`",
+            f"If it should be {alias!r} again: `dropforge rollback {family} --to {number}`",
         )
     if holder != compared_with:
         raise DropforgeError(

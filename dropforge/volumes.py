@@ -26,7 +26,7 @@ class Volume(Section):
     read_only: bool = True
     """Whether pods may not write to it."""
     storage: Kind | None = None
-    """What it stands on: `disk` of one node, each `node`'s own, or shared by all: `nfs`, `lustre`, `virtiofs`. What
+    """Its storage: `disk` of one node, each `node`'s own, or shared by all: `nfs`, `lustre`, `virtiofs`. What
     cannot work on it is refused then; null refuses nothing."""
 
 

@@ -119,7 +119,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         if origin(newurl) != origin(req.full_url):
             fp.close()
             scheme, host, port = origin(newurl)
-            raise ElsewhereError(f"it sends us to another server, {scheme}://{host}:{port}, which is told nothing")
+            raise ElsewhereError(f"it sends us to another server, {scheme}://{host}:{port}, to which nothing is sent")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

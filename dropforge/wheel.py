@@ -188,7 +188,7 @@ def _bytes(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> bytes
     with archive.open(entry) as stream:
         data = stream.read(most + 1)
     if len(data) > most:
-        raise _refused(str(archive.filename), f"becomes more than {most} bytes at {entry.filename[:80]!r}", "Mend it")
+        raise _refused(str(archive.filename), f"becomes more than {most} bytes at {entry.filename[:80]!r}", "Fix it")
     return data
 
 
@@ -221,7 +221,7 @@ def _entries(name: str, text: str) -> dict[str, dict[str, str]]:
             if own in TAKEN.get(group, ()):
                 raise _refused(name, f"calls one of {group} {own!r}, which is one of our figures", "Name it otherwise")
             if not _TARGET.fullmatch(target.strip()):
-                raise _refused(name, f"says of {own!r} {target[:60]!r}, which is no `module:function`", "Mend it")
+                raise _refused(name, f"says of {own!r} {target[:60]!r}, which is no `module:function`", "Fix it")
             entries[own] = target.strip()
     return ours
 

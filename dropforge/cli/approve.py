@@ -27,7 +27,7 @@ def approve(
     ] = None,
     state: StateOption = None,
 ) -> None:
-    """Answer a run that waits for a person: whether it may begin, or whether its model becomes champion."""
+    """Answer a run that awaits approval: whether it may begin, or whether its model becomes champion."""
     connection = connect(state)
     dag_run, title = find_dag_run(connection, run)
     airflow = connection.airflow
@@ -38,7 +38,7 @@ def approve(
         keys = " or ".join(f"`{key}`" for key in ASKING.values())
         raise DropforgeError(
             f"run {title}",
-            f"nobody is asked: {told}",
+            f"it awaits no approval: {told}",
             f"Look at {airflow.page(FINETUNE, dag_run)}; a run asks only if its recipe has {keys}",
         )
     question = airflow.question(FINETUNE, dag_run, waiting)

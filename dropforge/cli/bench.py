@@ -67,7 +67,7 @@ def network(
     ] = None,
     keep_it: Annotated[bool, typer.Option("--keep", help="Hold later measurements of such nodes to this one.")] = False,
     tolerance: Annotated[
-        float, typer.Option(help="Per cent below what is expected that are borne.", min=0, max=99)
+        float, typer.Option(help="Per cent below what is expected that are tolerated.", min=0, max=99)
     ] = 15,
     seconds: Annotated[float, typer.Option(help="About how long ranks measure.", min=1, max=3600)] = 60,
     patience: Annotated[float, typer.Option(help="Minutes until the pods have to run.", min=0.1, max=10080)] = 30,

@@ -30,7 +30,7 @@ _RIGHTS: Final = (
     ("kubeflow.org", "pytorchjobs", _WHOLE, ""),
     ("", "pods", ("list", "watch"), ""),
     ("", "pods/log", ("get",), ""),
-    ("", "events", ("list", "create"), "nobody says why pods wait"),
+    ("", "events", ("list", "create"), "it is not shown why pods wait"),
     ("", "pods", ("deletecollection",), "a deletion takes the pods' own grace period"),
     ("", "nodes", ("get",), "a broken node explains no failure"),
 )
@@ -305,7 +305,7 @@ def node_findings(
         yield Finding(check, Level.OK, f"{fitting} of {len(nodes)} have room for a pod when they are empty")
     elif fitting:
         each = ", each of which gets a node" if apart else ""
-        text = f"{fitting} of {len(nodes)} have room for a pod when they are empty, and the gang has {pods}{each}"
+        text = f"{fitting} of {len(nodes)} have room for a pod when they are empty, and the job has {pods}{each}"
         unless = "" if apart else "several pods fit on one or "
         yield Finding(check, Level.WARN, text, f"Add nodes, unless {unless}an autoscaler adds them")
     else:
@@ -342,7 +342,7 @@ def lacks(node: Mapping[str, Any], pod: Mapping[str, Any], wanted: Mapping[str, 
         if taint["effect"] != "PreferNoSchedule" and not any(
             _bears(one, taint) for one in pod.get("tolerations") or []
         ):
-            return f"has the taint {taint['key']}, which the pod does not bear"
+            return f"has the taint {taint['key']}, which the pod does not tolerate"
     for resource, amount in wanted.items():
         if parse_quantity(has.get(resource, "0")) < parse_quantity(amount):
             return f"has {has.get(resource, 'no')} {resource}, and the pod asks for {amount}"

@@ -53,7 +53,7 @@ def curate(
     recipe: RecipeOption = None,
     family: Annotated[str, typer.Option("--family", "-f", help="Model family, for data on this machine.")] = "local",
     store: Annotated[
-        str | None, typer.Option(help="Where drops and evaluation sets lie.", show_default="the stack's bucket")
+        str | None, typer.Option(help="Where drops and evaluation sets are.", show_default="the stack's bucket")
     ] = None,
     state: StateOption = None,
 ) -> None:

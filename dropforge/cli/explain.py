@@ -25,10 +25,10 @@ console = Console(soft_wrap=True)
 def explain(
     dataset: Annotated[str, typer.Argument(help=f"{RUN_HELP} Or a dataset: FAMILY/DIGEST; its first digits do.")],
     row: Annotated[str, typer.Argument(help="FILE:LINE, FILE@POSITION of the ledger, or a content key.")],
-    store: Annotated[str | None, typer.Option(help="Where datasets lie.", show_default="the stack's bucket")] = None,
+    store: Annotated[str | None, typer.Option(help="Where datasets are.", show_default="the stack's bucket")] = None,
     state: StateOption = None,
 ) -> None:
-    """Say what became of a row of the data, and why."""
+    """Show what happened to a row of the data, and why."""
     try:
         from curation.explain import explain as ends_of
     except ImportError:

@@ -64,7 +64,7 @@ def forget(
     if found.unsure:
         told = ", ".join(f"{version.family}/{version.digest[:12]}" for version in found.unsure)
         why = "Shards, ledgers or keys of masks are gone, or other rules named the row otherwise"
-        console.print(Text(f"{why}, so that nobody can tell of: {told}"))
+        console.print(Text(f"{why}, so it cannot be determined for: {told}"))
     try:
         sure, perhaps = _models(store, uri, found)  # again: a run may have ended meanwhile
     except DropforgeError as error:

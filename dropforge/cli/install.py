@@ -43,7 +43,7 @@ def install(  # one option per name that an account may choose
         str | None,
         typer.Option(
             metavar="QUEUE_ARN",
-            help="Let --bucket tell this queue of finished drops, beside what it tells already; shown unless --apply.",
+            help="Let --bucket notify this queue too of finished drops, besides others; shown unless --apply.",
             rich_help_panel=_NOTE,
         ),
     ] = None,
@@ -165,9 +165,9 @@ def _notify(bucket: str, queue_arn: str, apply: bool) -> None:
     typer.echo(json.dumps(whole, indent=2))
     told = Console(stderr=True, soft_wrap=True)
     if whole == there:
-        told.print(Text(f"Bucket {bucket} tells the queue of finished drops."))
+        told.print(Text(f"Bucket {bucket} already notifies the queue of finished drops."))
     elif not apply:
         told.print(Text(f"Nothing was changed. With --apply this becomes the configuration of bucket {bucket}."))
     else:
         client.put_bucket_notification_configuration(Bucket=bucket, NotificationConfiguration=whole)  # type: ignore[arg-type]
-        told.print(Text(f"Bucket {bucket} now tells the queue of finished drops."))
+        told.print(Text(f"Bucket {bucket} now notifies the queue of finished drops."))

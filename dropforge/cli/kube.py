@@ -99,9 +99,9 @@ class Cluster:
         except JobError as error:
             if _NO_RIGHT.search(error.cause):
                 raise DeniedError(thing, error.cause, "Give the account the rights this needs") from error
-            raise DropforgeError(thing, error.cause, "Mend what it names") from error
+            raise DropforgeError(thing, error.cause, "Fix what it names") from error
         try:
             found: dict[str, Any] = json.loads(answer.data)
         except ValueError as error:  # of a proxy in between
-            raise DropforgeError(thing, "the answer is no JSON", "Look at what stands before the API server") from error
+            raise DropforgeError(thing, "the answer is no JSON", "Look for a proxy before the API server") from error
         return found

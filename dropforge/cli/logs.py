@@ -41,7 +41,7 @@ def logs(
     rank: Annotated[int | None, typer.Option("--rank", "-r", help="Only this rank.", min=0, show_default="all")] = None,
     tail: Annotated[int | None, typer.Option("--tail", "-n", help="Only the last so many lines.", min=1)] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Also the lines for programs (`@progress {...}`).")] = False,
-    watch: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until the run is over.")] = False,
+    watch: Annotated[bool, typer.Option("--follow", help="Keep showing new lines until the run is over.")] = False,
     state: StateOption = None,
 ) -> None:
     """Print the whole log of a run's training, all tries and pods in the order of time.

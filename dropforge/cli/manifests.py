@@ -111,7 +111,9 @@ def manifests(
             raise DropforgeError(f"manifests {name!r}", "there are none such", f"Give some of {', '.join(_KINDS)}")
         found += _KINDS[name](asked)
     if any(one["kind"] == "Secret" for one in found) and to_terminal():
-        raise DropforgeError("the secrets", "they would stand on the terminal", "Pipe them: ... | kubectl create -f -")
+        raise DropforgeError(
+            "the secrets", "they would be shown on the terminal", "Pipe them: ... | kubectl create -f -"
+        )
     typer.echo(yaml.safe_dump_all(found, sort_keys=False, width=120), nl=False)
 
 

@@ -169,7 +169,7 @@ def _follow(
             tell(doing)
             told = doing
         if seen.phase is not Phase.RUNNING and answered - began > patience:
-            mend = "Mend what it waits for (`dropforge doctor --cluster` looks), or wait longer by --patience"
+            mend = "Fix what it waits for (`dropforge doctor --cluster` shows it), or wait longer with --patience"
             raise DropforgeError(thing, f"after {answered - began:.0f} s it does not run ({doing})", mend)
 
 

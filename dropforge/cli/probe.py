@@ -75,7 +75,7 @@ def _lost(connection: Connection, bucket: str, check: str, patience: float) -> F
     waiting = sum(_waiting(url) for url in queues)
     if waiting:
         mend = "See that a triggerer runs, and its log"
-        return Finding(check, Level.FAIL, f"{found}: {waiting} messages wait that nobody takes", mend)
+        return Finding(check, Level.FAIL, f"{found}: {waiting} messages wait, and nothing takes them", mend)
     mend = "See the triggerer's log, and whether another reader takes the queue's messages"
     return Finding(check, Level.FAIL, found, mend)
 

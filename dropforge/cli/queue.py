@@ -44,7 +44,7 @@ def queue(
     as_json: Annotated[bool, typer.Option("--json", help="As `-o json`.", hidden=True)] = False,
     state: StateOption = None,
 ) -> None:
-    """List the runs that wait: for a machine, for Airflow, for their family's turn, or for a person.
+    """List the runs that wait: for a machine, for Airflow, for their family's turn, or for approval.
 
     A run that waits for a machine can be held back, released, and given a priority: the highest goes first.
     """
@@ -89,7 +89,7 @@ def release(run: RunArgument, state: StateOption = None) -> None:
 @app.command("priority")
 def priority(
     run: RunArgument,
-    number: Annotated[int, typer.Argument(help="The highest goes first; 0 unless said.", metavar="N")],
+    number: Annotated[int, typer.Argument(help="The highest goes first; 0 by default.", metavar="N")],
     state: StateOption = None,
 ) -> None:
     """Give a waiting run a priority. It is its job's: the next job of the run begins with 0 again."""
@@ -125,7 +125,7 @@ def waiting(connection: Connection) -> list[Wait]:
     airflow = connection.airflow
     queued = sorted(airflow.newest_runs(FINETUNE, _LIMIT, state="queued"), key=lambda run: str(run["run_after"]))
     paused = bool(queued) and airflow.is_paused(FINETUNE)
-    why = "somebody who unpauses the DAG" if paused else "Airflow, where earlier runs are at work"
+    why = "a user who unpauses the DAG" if paused else "Airflow, where earlier runs are running"
     uri = connection.settings.tracking_uri
     with asking_rest(uri):
         rows = newest_rows(Rest(uri), 3 * _LIMIT)
@@ -159,7 +159,7 @@ class Look:
         wait = Wait(named.run, named.dag_run, stage.name, "airflow", "")
         if stage.state == "awaiting_input":
             said = named.tags.get(tracking.TAG_APPROVAL, "") if stage.name == "approve" else ""
-            reason = f"a person's word: dropforge approve {named.title}{f' ({said})' if said else ''}"
+            reason = f"awaiting approval: dropforge approve {named.title}{f' ({said})' if said else ''}"
             return replace(wait, place="person", reason=reason)
         if stage.name == "champion" and stage.state == "up_for_reschedule":
             return replace(wait, place="family", reason=self._holder(named))

@@ -35,7 +35,7 @@ def render_command(file: FileArgument = Path(FILE)) -> None:
 
 @app.command("fits")
 def fits(recipe: RecipeArgument, file: FileArgument = Path(FILE)) -> None:
-    """Tell which flavors have room for a recipe's gang in its team's queue. Fails if none ever has."""
+    """Show which flavors have room for a recipe's pods in its team's queue. Fails if none ever has."""
     chosen = load_recipe(recipe)
     room = room_for(read_teams(file), chosen, train_job(example_run(chosen, "example", "dropforge"), chosen))
     for words, flavors in (("of its own", room.own), ("by borrowing what others leave", room.borrowed)):
@@ -67,7 +67,9 @@ def check(file: FileArgument = Path(FILE)) -> None:
     for problem in problems:
         console.print(Text(problem))
     if problems:
-        console.print(f"Mend them by `dropforge queues render {file} | kubectl apply --server-side -f -`", markup=False)
+        console.print(
+            f"Fix them with `dropforge queues render {file} | kubectl apply --server-side -f -`", markup=False
+        )
         raise typer.Exit(1)
     console.print(f"All {len(wanted)} objects are as the file wants them.")
 

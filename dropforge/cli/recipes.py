@@ -76,13 +76,14 @@ def plan(
     recipe: RecipeArgument,
     data: Annotated[Path | None, typer.Option(help="The data, to count the steps.", exists=True)] = None,
     family: Annotated[
-        str | None, typer.Option("--family", "-f", help="Whose earlier runs tell the speed.", show_default="none")
+        str | None,
+        typer.Option("--family", "-f", help="Family whose earlier runs give the speed.", show_default="none"),
     ] = None,
     state: StateOption = None,
 ) -> None:
     """Print steps, tokens, memory per rank, hours, cost and what would be done; starts nothing.
 
-    A recipe that extends nothing and names no base stands over the default preset, as that of a drop does. Fails if the
+    A recipe that extends nothing and names no base is merged over the default preset, as that of a drop. Fails if the
     memory is clearly too small, as the run would.
     """
     loaded = build_recipe(over_preset(read_named(recipe)))
@@ -203,7 +204,7 @@ def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
-    unknown = "unknown: the base model's config is not at hand"
+    unknown = "unknown: the base model's config is not available"
     steps = f"{figures.steps:,}" if figures.steps else _unknown_steps(recipe)
     rows = [
         ("base", "none: set base.model" if base == PLACEHOLDER else escape(base)),

@@ -37,10 +37,10 @@ def resume(
     watch: Annotated[bool, typer.Option("--follow", help="Follow it to its end.")] = False,
     state: StateOption = None,
 ) -> None:
-    """Let a run that failed or was stopped go on, in the same MLflow run.
+    """Resume a run that failed or was stopped, in the same MLflow run.
 
-    The first stage that did not succeed runs again, and those after it. A training goes on from its newest complete
-    checkpoint. With --from it goes on from an older one: the newer ones stay where they are, but no resume takes them
+    The first stage that did not succeed runs again, and those after it. A training resumes from its newest complete
+    checkpoint. With --from it resumes from an older one: the newer ones stay where they are, but no resume takes them
     until you name one of them with --from, and the training replaces them when it comes past their steps. A trial that
     its sweep has stopped is refused.
     """
@@ -63,7 +63,7 @@ def resume(
         _choose(connection, named, step)
         stage = min(stage, "train", key=STAGES.index)
     connection.airflow.clear(FINETUNE, named.dag_run, stage)
-    console.print(Text(f"Run {named.title} goes on at {stage}: {connection.airflow.page(FINETUNE, named.dag_run)}"))
+    console.print(Text(f"Run {named.title} resumes at {stage}: {connection.airflow.page(FINETUNE, named.dag_run)}"))
     if watch:
         raise typer.Exit(follow_to_end(connection, named.dag_run, named.title, console))
 
@@ -84,7 +84,7 @@ def first_unfinished(title: str, went: str, stages: Sequence[Stage]) -> str:
         raise DataError(
             f"run {title}",
             "it has succeeded",
-            "To go on training from its checkpoints, start a new run with `base.start: runs/RUN/step-N`",
+            "To continue training from its checkpoints, start a new run with `base.start: runs/RUN/step-N`",
         )
     return left[0].name
 
@@ -100,8 +100,8 @@ def _choose(connection: Connection, named: Named, step: int | None) -> None:
     left = aside.newest(there := aside.sealed(store), aside.known(store))
     passed = [item for item in there if left is None or item.step > left.step]
     kept = f"; {aside.listed(passed)} {'are' if len(passed) > 1 else 'is'} set aside" if passed else ""
-    where = f"from checkpoint step-{left.step}" if left else "from its beginning: there is no checkpoint to go on from"
-    console.print(Text(f"The training goes on {where}{kept}"))
+    where = f"from checkpoint step-{left.step}" if left else "from its beginning: there is no checkpoint to resume from"
+    console.print(Text(f"The training resumes {where}{kept}"))
 
 
 def _set_aside(connection: Connection, named: Named, spec: RunSpec, store: Store, step: int) -> None:
@@ -113,7 +113,7 @@ def _set_aside(connection: Connection, named: Named, spec: RunSpec, store: Store
     if version:
         raise DataError(f"run {named.title}", f"its model is registered as version {version}", instead)
     if (spec.recipe.get("train") or {}).get("fast_checkpoints"):
-        cause = "with `train.fast_checkpoints` newer ones may lie on disks of its nodes, which are not seen from here"
+        cause = "with `train.fast_checkpoints` newer ones may be on disks of its nodes, which cannot be read from here"
         raise DataError(f"run {named.title}", cause, f"Leave out --from. {instead}")
     aside.set_aside(store, aside.sealed(store), step)
 

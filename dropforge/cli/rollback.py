@@ -25,7 +25,7 @@ def rollback(
         typer.Option(help="Number of the version.", show_default="the one that held the alias before"),
     ] = None,
     reason: Annotated[
-        str | None, typer.Option(help="Why; it is recorded on the version that is left.", show_default="you are asked")
+        str | None, typer.Option(help="Why; it is recorded on the previous champion.", show_default="you are asked")
     ] = None,
     alias: Annotated[str, typer.Option(help="The alias that moves.")] = "champion",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -33,7 +33,7 @@ def rollback(
 ) -> None:
     """Make an earlier version the champion again. Nothing is trained or deleted.
 
-    The version that is left is not promoted again, unless it is named with --to.
+    The previous champion is not promoted again, unless it is named with --to.
     """
     if reason is not None and not reason.strip():
         raise typer.BadParameter("say why", param_hint="--reason")

@@ -39,7 +39,7 @@ def shell(
     if gang is None or not gang.there:
         raise DropforgeError(
             f"run {named.title}",
-            "no job of it is at work now",
+            "none of its jobs is running now",
             f"See what it does with `dropforge follow {named.title}`; `dropforge logs` has what its ranks wrote",
         )
     pod = pod_of(gang, rank)

@@ -31,8 +31,8 @@ def stop(
 ) -> None:
     """Cancel a run, and wait until its processes are gone.
 
-    The ranks get SIGTERM and, within `compute.grace_seconds`, save a checkpoint; `dropforge resume RUN` goes on from
-    it. Nothing is deleted. Ends with 0 once nothing of the run is at work, also if it was over before; with 1 if you
+    The ranks get SIGTERM and, within `compute.grace_seconds`, save a checkpoint; `dropforge resume RUN` resumes from
+    it. Nothing is deleted. Ends with 0 once none of its processes runs, also if it was over before; with 1 if you
     say no, or it cannot be seen from here whether its processes are gone.
     """
     connection = connect(state)
@@ -97,7 +97,7 @@ def wait_gone(connection: Connection, named: Named, *, told: bool = True) -> int
         return 1
     if told:
         console.print(Text("It is stopped, and nothing of it runs any more", style="green"))
-        console.print(Text(f"`dropforge resume {named.title}` lets it go on"))
+        console.print(Text(f"`dropforge resume {named.title}` resumes it"))
     return 0
 
 

@@ -59,8 +59,8 @@ def submit(
 ) -> None:
     """Start a run of a recipe on data that are there already; `dropforge drop` uploads data.
 
-    What is wrong with the recipe is said before anything starts, as by `dropforge plan`. The whole of it wins over a
-    recipe.yaml of the drop. Waits until the run's plan is made, and tells if that fails.
+    What is wrong with the recipe is reported before anything starts, as by `dropforge plan`. All of it wins over a
+    recipe.yaml of the drop. Waits until the run's plan is made, and reports if that fails.
     """
     preset, over = asked(recipe, change or (), data)
     loaded = build_recipe(merge(resolve({"extends": preset}), over))
@@ -87,7 +87,7 @@ def submit(
         console.print(Text(f"MLflow: {mlflow}"))
     failed = why_failed(airflow, dag_run, stages)
     if failed is not None:
-        raise DropforgeError(f"run {dag_run}", f"{failed[0]} failed: {failed[1]}", "Mend that, and submit it again")
+        raise DropforgeError(f"run {dag_run}", f"{failed[0]} failed: {failed[1]}", "Fix that, and submit it again")
     if skipped := next((stage for stage in stages if stage.state == "skipped"), None):
         raise DataError(
             f"run {dag_run}", f"another run has these data (stage {skipped.name} was skipped)", "Use --again to insist"
@@ -100,7 +100,7 @@ def submit(
 
 def tell_paused(dag: str, what: str) -> None:
     """Say that what was started waits."""
-    told = f"DAG {dag} is paused: the {what} begins once somebody unpauses it"
+    told = f"DAG {dag} is paused: the {what} begins once a user unpauses it"
     Console(stderr=True, soft_wrap=True).print(Text(told, style="yellow"))
 
 
@@ -117,7 +117,7 @@ def asked(recipe: str, changes: Sequence[str], data: str | None) -> tuple[str, d
         if not preset:
             raise RecipeError(
                 f"recipe {recipe}",
-                "it extends no preset, and the form has one beneath all that it is told",
+                "it extends no preset, and the form always starts from one",
                 f"Begin it with `extends: NAME`. Presets: {', '.join(presets())}",
             )
         resolve({"extends": values["extends"]})  # a preset that is not there is named

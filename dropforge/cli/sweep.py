@@ -107,7 +107,7 @@ def start(connection: Connection, run: str, conf: dict[str, Any], anew: str) -> 
         raise DropforgeError(
             f"sweep {run}",
             "it has failed, or was ended",
-            f"Clear its failed tasks at {page(connection, run)} to go on, or start it anew with {anew}",
+            f"Clear its failed tasks at {page(connection, run)} to continue, or start it again with {anew}",
         )
     console.print(Text(f"Sweep {run} was started before: {there['state']}. Another one: {anew}"))
     return run
@@ -129,7 +129,7 @@ class View:
     def word(self, number: int) -> tuple[str, str]:
         """A trial's state, and its colour."""
         state = self.states.get(number, "")
-        return _WORDS.get(state) or (("at work", "cyan") if number in self.opened else ("waits", "dim"))
+        return _WORDS.get(state) or (("running", "cyan") if number in self.opened else ("waits", "dim"))
 
 
 def look(connection: Connection, family: str, run: str, before: View) -> View:

@@ -140,11 +140,11 @@ class Airflow:
             )
         detail = _detail(data)
         if status in {401, 403}:
-            login = f"user {self.user!r}" if self.user else "nobody, as AIRFLOW_USERNAME is not set,"
+            login = f"user {self.user!r}" if self.user else "an anonymous user (AIRFLOW_USERNAME is not set)"
             return DropforgeError(
                 f"Airflow at {self.url}",
                 f"{login} may not do this ({method} {path}: {detail})",
-                "Log in as somebody who may (AIRFLOW_USERNAME, AIRFLOW_PASSWORD), or ask for the right",
+                "Log in as a user who may (AIRFLOW_USERNAME, AIRFLOW_PASSWORD), or ask for the permission",
             )
         return DropforgeError(f"Airflow at {self.url}", f"it answered {status} to {path} ({detail})", "See its log")
 
@@ -152,7 +152,7 @@ class Airflow:
         return DropforgeError(
             f"Airflow at {self.url}",
             f"it answers no JSON of Airflow to {path}, but {what}",
-            "See that DROPFORGE_AIRFLOW_URL is the address of an Airflow 3, and no other server stands before it",
+            "See that DROPFORGE_AIRFLOW_URL is the address of an Airflow 3, and no other server is in front of it",
         )
 
     def _json(self, data: bytes, path: str) -> Any:

@@ -39,7 +39,7 @@ def foresee(connection: Connection, family: str, own: Mapping[str, Any]) -> tupl
     except RecipeError as error:
         if connection.stack is not None:
             raise
-        return "", f"The run may refuse it, as far as can be told from here: {error}"
+        return "", f"The run may refuse it, as far as can be checked from here: {error}"
 
 
 def _trained_by(connection: Connection, family: str, own: Mapping[str, Any]) -> str:

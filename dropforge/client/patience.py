@@ -36,7 +36,7 @@ class Patience:
         state = read_state(self.stack)
         if is_running(self.stack) and (state is None or state.phase != "stopping"):
             return
-        mend = f"Start it with `dropforge up`, and unfinished runs go on; then `{self.afterwards}`"
+        mend = f"Start it with `dropforge up`, and unfinished runs continue; then `{self.afterwards}`"
         raise DropforgeError(f"stack in {self.stack}", "it was stopped meanwhile", mend)
 
     def answered(self) -> None:

@@ -92,7 +92,7 @@ class Run:
             on_progress(view)
             if view.state not in ENDED and time.monotonic() >= end:
                 cause = f"it has not ended within {timeout:g} s"
-                raise StillRunningError(f"run {self.name}", cause, "It goes on; wait for it again")
+                raise StillRunningError(f"run {self.name}", cause, "It continues; wait for it again")
         if view.state != "success":
             airflow = self._connection.airflow
             stage, cause = why_failed(airflow, dag_run, view.stages) or ("the run", "none of its stages says why")

@@ -71,7 +71,7 @@ COMPONENTS: Final = (
     Component(
         "callbacks",
         "airflow-dag-processor",
-        "Airflow's DAG processor: tells of runs that failed, each once",
+        "Airflow's DAG processor: reports runs that failed, each once",
         airflow=True,
         reads=(LEDGER, RUNS, SWEEPS),
         writes=(TOLD,),

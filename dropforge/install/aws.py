@@ -259,7 +259,7 @@ def _outputs(account: Account) -> dict[str, Any]:
         "QueueUrl": {"Description": "DROPFORGE_QUEUE_URL", "Value": {"Ref": "Queue"}},
         "QueueArn": {"Description": "What a bucket notifies", "Value": arn("Queue")},
         "BucketName": {"Description": "DROPFORGE_BUCKET", "Value": account.bucket},
-        "UploaderPolicyArn": {"Description": "For whoever uploads drops", "Value": {"Ref": "UploaderPolicy"}},
+        "UploaderPolicyArn": {"Description": "For users who upload drops", "Value": {"Ref": "UploaderPolicy"}},
     }
     for component in COMPONENTS:
         name = f"{component.role}Arn"

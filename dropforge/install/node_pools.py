@@ -123,6 +123,6 @@ def _check(on: Instance, cluster: str, nodes: int, zone: str, capacity: Capacity
     if on.fabric == "efa" and nodes > 1 and not zone:
         raise DropforgeError(
             f"pool of {nodes} {on.name}",
-            "EFA ends at a zone's border, and nodes of several zones would make no gang",
+            "EFA ends at a zone's border, and pods in several zones cannot form one job",
             "Give --zone, that of the subnet and of the shared filesystem",
         )

@@ -45,12 +45,12 @@ def merged(bucket: str, there: Mapping[str, Any], queue_arn: str) -> dict[str, A
             if other.get("QueueArn") == queue_arn and _same(other, ours):
                 return kept
             if _overlaps(other):
-                where = next((str(value) for key, value in other.items() if key.endswith("Arn")), "somebody")
+                where = next((str(value) for key, value in other.items() if key.endswith("Arn")), "another receiver")
                 raise DropforgeError(
                     f"bucket {bucket}",
-                    f"it tells {where} of new objects under {DROPS} already (notification {other.get('Id')}), and S3 "
-                    "tells one receiver alone",
-                    "Let that one tell the queue (SNS, EventBridge), or remove it, and give the command again",
+                    f"it notifies {where} of new objects under {DROPS} already (notification {other.get('Id')}), and "
+                    "S3 notifies one receiver only",
+                    "Let that one notify the queue (SNS, EventBridge), or remove it, and run the command again",
                 )
     return {**kept, "QueueConfigurations": [*queues, ours]}
 

@@ -123,7 +123,7 @@ STEPS: Final = (
         "device-plugin",
         "NVIDIA's device plugin",
         "Nodes offer nvidia.com/gpu only by it; the driver is in EKS's accelerated images. The check names nodes whose "
-        "GPUs nobody offers: give it again once the first GPU node is there",
+        "GPUs are not offered: run it again once the first GPU node is there",
         # Pools begin empty, so no node is no fault; the rollout tells a plugin that is not there.
         check=_rollout("kube-system", "daemonset/nvidia-device-plugin")
         + " && kubectl get nodes --selector karpenter.k8s.aws/instance-gpu-manufacturer=nvidia --output "
@@ -141,7 +141,7 @@ STEPS: Final = (
     Step(
         "efa",
         "The EFA device plugin",
-        "Nodes offer vpc.amazonaws.com/efa, which gangs of several nodes ask for, only by it",
+        "Nodes offer vpc.amazonaws.com/efa, which jobs on several nodes ask for, only by it",
         check="kubectl get daemonset --namespace kube-system aws-efa-k8s-device-plugin",
         chart=Chart(
             "aws-efa-k8s-device-plugin",
@@ -156,7 +156,7 @@ STEPS: Final = (
     Step(
         "karpenter",
         "Karpenter, and a pool for each kind of instance",
-        "Nodes come when a gang waits, and go when they are empty",
+        "Nodes come when pods wait, and go when they are empty",
         check="kubectl wait nodepools --all --for condition=Ready --timeout 2m",
         chart=Chart(
             "karpenter",
@@ -224,7 +224,7 @@ STEPS: Final = (
     Step(
         "training-operator",
         "Kubeflow's training operator 1.9.4",
-        "It makes the pods of a PyTorchJob and tells them of each other. It has no chart",
+        "It makes the pods of a PyTorchJob and gives each the others' addresses. It has no chart",
         check=_rollout("kubeflow", "deployment/training-operator"),
         before=(
             "kubectl apply --server-side -k "
@@ -234,7 +234,7 @@ STEPS: Final = (
     Step(
         "kueue",
         "Kueue",
-        "Gangs start whole or wait, by quotas and priorities of teams. After the training operator, whose jobs it "
+        "Jobs start whole or wait, by quotas and priorities of teams. After the training operator, whose jobs it "
         "guards. teams.yaml begins with one team in $TRAINING: change it to your nodes, and give the step again. With "
         "racks (`topology` there) this version has a fault, issue 10778 of Kueue: take a later one "
         "(docs/how-to/team-queues.md)",
@@ -268,7 +268,7 @@ STEPS: Final = (
     Step(
         "node-problem-detector",
         "node-problem-detector, with rules for GPUs",
-        "A node whose GPU or NVLink is broken says so, and is avoided",
+        "A node whose GPU or NVLink is broken is marked, and is avoided",
         check=_rollout("kube-system", "daemonset/node-problem-detector"),
         chart=Chart(
             "node-problem-detector",
@@ -281,7 +281,7 @@ STEPS: Final = (
     Step(
         "prometheus",
         "Prometheus, Alertmanager and Grafana",
-        "Figures of nodes, GPUs, Airflow and trainings, and who is told when they are wrong",
+        "Figures of nodes, GPUs, Airflow and trainings, and who is alerted when they are wrong",
         # The operator makes the servers, so that Helm does not wait for them: without a disk they never come.
         check=_rollout(
             "monitoring",
@@ -449,14 +449,14 @@ STEPS: Final = (
         "watching",
         "Dropforge's metrics, alerts and dashboards",
         "What drops wait for, what trainings do and cost; each alert leads to its runbook. With AIRFLOW_USERNAME and "
-        "AIRFLOW_PASSWORD in a Secret dropforge-metrics-login it tells of the DAGs too",
+        "AIRFLOW_PASSWORD in a Secret dropforge-metrics-login it reports the DAGs too",
         check=_rollout("airflow", "deployment/dropforge-metrics"),
         before=("dropforge manifests watching --image $AIRFLOW_IMAGE | kubectl apply -f -",),
         sizes=_LARGE,
     ),
     Step(
         "network-policies",
-        "Who may speak to whom",
+        "Which pods may connect to which",
         "A pod that trains on what others uploaded reaches S3 and MLflow, and neither Airflow nor its database. 443 "
         "is S3, 6443 or 443 Kubernetes' API, which Spark's drivers ask; name another port of your S3 by `--port`",
         check="kubectl get networkpolicies --namespace $TRAINING dropforge-training",

@@ -65,7 +65,7 @@ def claims(
         said = sorted({volume.storage for volume in volumes if volume.claim == claim and volume.storage})
         if not said:
             mend = f"Say `storage` of that volume: {', '.join(STORAGES)}"
-            raise DropforgeError(f"claim {claim}", "the recipe does not say what it stands on", mend)
+            raise DropforgeError(f"claim {claim}", "the recipe does not say what storage it is on", mend)
         if len(said) > 1:
             cause = f"it is said to be {' and '.join(f'`{kind}`' for kind in said)}"
             raise DropforgeError(f"claim {claim}", cause, "Say the same of it in each place")

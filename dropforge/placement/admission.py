@@ -64,7 +64,7 @@ def room_for(teams: Teams, recipe: Recipe, job: Mapping[str, Any]) -> Room:
     if all(lacks.values()):
         said = "; ".join(f"flavor {flavor} has {' and '.join(words)}" for flavor, words in lacks.items())
         mend = "Ask for less, or have its quota raised"
-        raise RecipeError("recipe section `compute`", f"team {name!r} never has room for the gang: {said}", mend)
+        raise RecipeError("recipe section `compute`", f"team {name!r} never has room for the job's pods: {said}", mend)
     fit = [flavor for flavor in flavors if not lacks[flavor]]
     own = tuple(flavor for flavor in fit if not lacking(teams, name, flavor, gang, own=True))
     return Room(name, own, tuple(flavor for flavor in fit if flavor not in own))

@@ -222,6 +222,6 @@ def _rows(path: Path) -> dict[str, Instance]:
                 f"Its columns are {', '.join(Instance.model_fields)}",
             ) from error
         if one.name in found:
-            raise DropforgeError(f"file {path}, line {number}", f"{one.name} stands there twice", "Keep one of them")
+            raise DropforgeError(f"file {path}, line {number}", f"{one.name} is listed twice", "Keep one of them")
         found[one.name] = one
     return found

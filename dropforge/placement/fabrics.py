@@ -81,9 +81,7 @@ class Preflight:
             raise ValueError(f"{PREFLIGHT} is no preflight ({error!r})") from error
 
 
-_WARN: Final = Variable(
-    "NCCL_DEBUG", "WARN", "what NCCL complains of stands in the log; INFO is hundreds of lines a rank"
-)
+_WARN: Final = Variable("NCCL_DEBUG", "WARN", "NCCL's warnings go to the log; INFO is hundreds of lines per rank")
 HUGE_PAGES: Final = "FI_EFA_USE_HUGE_PAGE"
 _HUGE: Final = Variable(
     HUGE_PAGES,

@@ -73,7 +73,7 @@ def _check_topologies(teams: Teams) -> None:
         if HOST in flavor.topology:
             raise wrong(key, f"{HOST} is added by itself, as the nearest", "Leave it out")
         if len(set(flavor.topology)) < len(flavor.topology):
-            raise wrong(key, "a label stands there twice", "Name each once, the widest first")
+            raise wrong(key, "a label is listed twice", "Name each once, the widest first")
     for name, team in teams.teams.items():
         plain = [flavor for flavor in team.quota if not teams.flavors[flavor].topology]
         if plain and len(plain) < len(team.quota):
@@ -120,7 +120,7 @@ def _check_preemption(teams: Teams) -> None:
         if team.cohort is None:
             for word in ("reclaim", "borrow"):
                 if word in preempts.model_fields_set and getattr(preempts, word) != "never":
-                    raise wrong(f"{key}.{word}", "the team has no cohort, so that nobody borrows", "Name a `cohort`")
+                    raise wrong(f"{key}.{word}", "the team has no cohort, so it cannot borrow", "Name a `cohort`")
         if preempts.borrow != "never" and preempts.reclaim == "never":
             mend = "Set `reclaim` to `lower` or `any`, or `borrow` to `never`"
             raise wrong(f"{key}.borrow", "who may not take back its own may not take what is others'", mend)
@@ -136,7 +136,7 @@ def _check_room(teams: Teams) -> None:
             if team.largest is None:
                 raise wrong(f"teams.{name}.quota", f"no pod can ever start ({said})", "Raise it")
             mend = "Raise the quota or what it may borrow, or lower `largest`"
-            raise wrong(f"teams.{name}.quota", f"it never has room for the largest gang: {said}", mend)
+            raise wrong(f"teams.{name}.quota", f"it never has room for the largest job: {said}", mend)
 
 
 def lacking(teams: Teams, name: str, flavor: str, gang: Gang, *, own: bool = False) -> list[str]:

@@ -61,7 +61,7 @@ class Flavor(Section):
     gpu_resource: Resource = GPU
     """What `gpus` are called there."""
     topology: Annotated[tuple[LabelKey, ...], Field(strict=False, max_length=7)] = ()
-    """Labels that say where its nodes stand, the widest first, as of a block and a rack: gangs may ask to be near."""
+    """Labels that say where its nodes are, the widest first, as of a block and a rack: jobs may ask to be near."""
 
 
 class Amount(Section):
@@ -96,7 +96,7 @@ class Quota(Amount):
 
 
 class Gang(Section):
-    """A gang, as `compute` of a recipe says it."""
+    """A job's pods, as `compute` of a recipe has them."""
 
     nodes: int = Field(default=1, ge=1, le=100_000)
     """Pods."""
@@ -147,16 +147,16 @@ class Team(Section):
     cohort: Name | None = None
     """With whom it lends and borrows; null keeps to its own quota."""
     quota: dict[Name, Quota] = Field(min_length=1, max_length=64)
-    """By flavor, what it has; the flavor that stands first is tried first."""
+    """By flavor, what it has; the first flavor is tried first."""
     weight: float = Field(default=1, ge=0, le=1e6)
     """Its share of what is free in the cohort, against those of others; 0 is served last."""
     order: Literal["best-effort", "strict"] = "best-effort"
-    """`strict` lets nobody pass a job that waits, so that small jobs cannot starve a large one."""
+    """`strict` lets no job pass one that waits, so that small jobs cannot starve a large one."""
     preempts: Preempts = Preempts()
     priorities: Annotated[tuple[Name, ...], Field(strict=False, max_length=64)] | None = None
     """Which priorities its jobs may have; null allows all. The API server refuses others."""
     largest: Gang | None = None
-    """The largest gang that it means to run, to be told if its quota never has room for it."""
+    """The largest job that it means to run; a quota that never has room for it is refused."""
 
 
 class Teams(Section):

@@ -59,9 +59,9 @@ def _first(error: ValidationError) -> DropforgeError:
         return wrong(key, "it is unknown", f"Did you mean `{near[0]}`?" if near else f"Known here: {', '.join(known)}")
     said = cause(found)
     if found["type"] == "string_pattern_mismatch":
-        name_rule = "it is no name that Kubernetes takes: lower-case letters, digits and hyphens, 63 at the most"
+        name_rule = "it is no name that Kubernetes takes: lower-case letters, digits and hyphens, at most 63"
         said = f"{name_rule}, not {found['input']!r:.60}"
-    return wrong(key, said, f"Meaning: {about}" if about else "Mend the value")
+    return wrong(key, said, f"Meaning: {about}" if about else "Fix the value")
 
 
 def _place(parts: list[str]) -> tuple[type[BaseModel], str]:

@@ -23,7 +23,7 @@ def check_costs(recipe: Recipe) -> None:
         if asked is not None and stopped is not None and asked > stopped:
             raise RecipeError(
                 f"recipe key `compute.limits.ask_above.{name}`",
-                f"a run ends above {stopped:g}, so nobody would be asked above {asked:g}",
+                f"a run ends above {stopped:g}, so no approval would be asked for above {asked:g}",
                 f"Ask above less than `compute.limits.stop_above.{name}`, or raise that",
             )
 

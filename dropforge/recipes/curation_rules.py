@@ -19,17 +19,17 @@ def check_curation(recipe: Recipe) -> None:
     _check_none(curation)
     twice = next((name for name in curation.prefer if curation.prefer.count(name) > 1), None)
     if twice is not None:
-        raise RecipeError("recipe key `curation.prefer`", f"{twice!r} stands there twice", "Name each source once")
+        raise RecipeError("recipe key `curation.prefer`", f"{twice!r} is listed twice", "Name each source once")
     if curation.kernels and recipe.code is None:
         raise RecipeError(
             "recipe key `curation.kernels`", "`code` names no wheel that has them", "Name the wheel under `code`"
         )
     if len(set(curation.kernels)) < len(curation.kernels):
-        raise RecipeError("recipe key `curation.kernels`", "one of them stands there twice", "Name each once")
+        raise RecipeError("recipe key `curation.kernels`", "one of them is listed twice", "Name each once")
     _check_quality(curation.quality)
     if curation.pii is not None and len(set(curation.pii.kinds)) < len(curation.pii.kinds):
         again = next(kind for kind in curation.pii.kinds if curation.pii.kinds.count(kind) > 1)
-        raise RecipeError("recipe key `curation.pii.kinds`", f"{again!r} stands there twice", "Name each kind once")
+        raise RecipeError("recipe key `curation.pii.kinds`", f"{again!r} is listed twice", "Name each kind once")
     dedup = curation.dedup
     if dedup is None:
         return

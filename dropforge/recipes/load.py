@@ -256,7 +256,7 @@ def read_pasted(text: str) -> dict[str, Any]:
         except json.JSONDecodeError:
             pass  # YAML has mappings in braces too, without quotes
         except (RecursionError, ValueError) as error:
-            raise RecipeError("recipe", f"it is no JSON ({error})", "Mend the key that is named") from None
+            raise RecipeError("recipe", f"it is no JSON ({error})", "Fix the key that is named") from None
     return read_yaml(data)
 
 
@@ -264,7 +264,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"key {key!r:.60} stands twice")
+            raise ValueError(f"key {key!r:.60} appears twice")
         found[key] = value
     return found
 

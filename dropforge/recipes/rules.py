@@ -97,7 +97,7 @@ def check_combinations(recipe: Recipe) -> None:
     if compute.topology is not None and compute.queue is None:
         raise RecipeError(
             "recipe key `compute.topology`",
-            "Kueue keeps gangs together, and `compute.queue` names no queue of it",
+            "Kueue does the gang scheduling, and `compute.queue` names none of its queues",
             "Set `compute.queue`, or remove it",
         )
     if compute.topology_required and compute.topology is None:
@@ -415,7 +415,7 @@ def _check_generation(recipe: Recipe) -> None:
         if metric.startswith("gen/") and (asked is None or metric.removeprefix("gen/") not in asked.metrics):
             raise RecipeError(
                 named,
-                f"`{metric}` is to decide, and nobody measures it",
+                f"`{metric}` is to decide, and nothing measures it",
                 f"Add `{metric.removeprefix('gen/')}` to `evaluate.generation.metrics`",
             )
     if asked is None:
@@ -430,7 +430,7 @@ def _check_generation(recipe: Recipe) -> None:
             f"Did you mean {near[0]!r}?" if near else "Name the wheel under `code`",
         )
     if len(set(asked.metrics)) < len(asked.metrics):
-        raise RecipeError(f"{key}.metrics`", "one of them stands there twice", "Name each once")
+        raise RecipeError(f"{key}.metrics`", "one of them is listed twice", "Name each once")
     if asked.rows > recipe.evaluate.max_rows:
         raise RecipeError(
             f"{key}.rows`",
@@ -502,7 +502,7 @@ def _check_caches(compute: Compute) -> None:
             cause = f"pods may not write to {held.path}, where {held.claim} is mounted"
             raise RecipeError(thing, cause, "Give that volume `read_only: false`, or name another folder")
         if key == "data_cache" and compute.backend == "kubernetes" and held is None:
-            cause = f"{folder} lies in none of the `volumes`, and goes with each pod"
+            cause = f"{folder} is in none of the `volumes`, and is lost with each pod"
             raise RecipeError(thing, cause, "Mount a claim there, with `read_only: false`")
 
 
@@ -519,7 +519,7 @@ def _check_offload(recipe: Recipe) -> None:
     if offload != "activations" and parallel not in ("fsdp", "fsdp-no-reshard", "hybrid"):
         raise RecipeError(
             key,
-            f"`compute.parallel: {parallel}` keeps weights, gradients and moments on each GPU",
+            f"`compute.parallel: {parallel}` keeps weights, gradients and optimizer state on each GPU",
             "Use `fsdp` on several ranks, or `offload: activations`",
         )
     if offload != "activations" and (recipe.train.method == "qlora" or recipe.train.optimizer == "adamw-8bit"):

@@ -38,7 +38,7 @@ from dropforge.stack.state import (
 from dropforge.stack.supervisor import GRACE, REFUSED, port_trouble
 
 START_LIMIT = 240.0  # seconds that a whole stack may take to be ready
-_AGAIN = "Mend that, then `dropforge up` again"
+_AGAIN = "Fix that, then `dropforge up` again"
 SHOWN_LIMIT = 60.0  # seconds until the supervisor has to have written its state
 
 
@@ -185,7 +185,7 @@ def wait_ready(folder: Path, watch: Callable[[StackState], None] | None = None) 
             for name, service in state.services.items():
                 if service.status == "failed":
                     raise DropforgeError(
-                        f"service {name}", service.message, f"{_tail(folder, name)}Mend it, then `dropforge up` again"
+                        f"service {name}", service.message, f"{_tail(folder, name)}Fix it, then `dropforge up` again"
                     )
         if not is_running(folder.absolute()):
             raise DropforgeError(

@@ -166,7 +166,7 @@ def check(folder: Path, databases: Databases) -> None:
             raise DropforgeError(
                 f"state folder {folder}",
                 f"its stack was made by a version that kept its runs in SQLite ({file}), which this one does not read",
-                f"Start anew: move the folder away (`{away}`), or choose another with `--state`. "
+                f"Start over: move the folder away (`{away}`), or choose another with `--state`. "
                 "The version that made it still opens it, to fetch models from",
             )
     made_by = _made_by(data_folder(folder) / "PG_VERSION")
@@ -174,7 +174,7 @@ def check(folder: Path, databases: Databases) -> None:
         raise DropforgeError(
             f"state folder {folder}",
             f"its database was made by PostgreSQL {made_by}, and PostgreSQL {MAJOR} is installed",
-            "Install the version of Dropforge that made it, or start anew in another folder with `--state`",
+            "Install the version of Dropforge that made it, or start over in another folder with `--state`",
         )
     note = _note_path(folder)
     if data_folder(folder).exists():
@@ -189,7 +189,7 @@ def check(folder: Path, databases: Databases) -> None:
         raise DropforgeError(
             f"state folder {folder}",
             f"the runs of its stack are in {before}, and {now}",
-            f"{mend}, or start anew in another folder with `--state`",
+            f"{mend}, or start over in another folder with `--state`",
         )
 
 
@@ -211,7 +211,7 @@ def _made_by(file: Path) -> str | None:
         raise DropforgeError(
             str(file),
             f"it cannot be read ({error})",
-            "Put back a copy of the folder, or start anew in another with `--state`",
+            "Put back a copy of the folder, or start over in another with `--state`",
         ) from None
     return version
 
@@ -260,7 +260,7 @@ def _create(databases: Databases, name: str, refused: Exception, make: bool) -> 
     cannot = DropforgeError(
         f"database {name} at {databases}",
         str(refused),
-        f"Start that server, or mend {VARIABLE} ({EXAMPLE}), or, if it lacks the database, have its administrator run: "
+        f"Start that server, or fix {VARIABLE} ({EXAMPLE}), or, if it lacks the database, have its administrator run: "
         f"{owned}",
     )
     try:

@@ -113,7 +113,7 @@ class ObjectServer:
         self._make_own()
         self.count += previous_store.take_over(state, self._store)
         if ended := self._store.end_old_uploads():
-            log.info("ended %d uploads in parts that nobody went on with for a week", ended)
+            log.info("ended %d multipart uploads that got no part for a week", ended)
 
     def _make_own(self) -> None:
         """Make the stack's bucket, its queues and the notification of new drops, where they are not there yet."""

@@ -122,7 +122,7 @@ class Persistence:
             found = int(self._database.execute("PRAGMA user_version").fetchone()[0])
         except sqlite3.DatabaseError as error:
             other = "End the other server that uses this folder, or name another folder"
-            mend = other if "locked" in str(error) else f"See whether the disk is well. {_MEND}"
+            mend = other if "locked" in str(error) else f"Check the disk. {_MEND}"
             raise DropforgeError(f"The store's file {self.path} cannot be opened", str(error), mend) from error
         if found > FORMAT:
             cause = f"a newer Dropforge wrote it (format {found}; this one reads {FORMAT})"

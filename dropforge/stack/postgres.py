@@ -124,7 +124,7 @@ def _run(*command: str, text: str = "") -> None:
     if done.returncode != 0 or "ERROR:" in done.stderr:
         told = " ".join((done.stderr.strip() or done.stdout.strip()).split())
         raise DropforgeError(
-            "the database", f"it cannot be made ({told})", f"Mend that, or name a database of your own in {VARIABLE}"
+            "the database", f"it cannot be made ({told})", f"Fix that, or name a database of your own in {VARIABLE}"
         )
 
 

@@ -93,7 +93,7 @@ def _newest(bucket: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 def _put_aside(path: Path, store: Path, kind: str) -> None:
     aside = store / "broken"
     aside.mkdir(exist_ok=True)
-    log.error("%s is not a whole %s; it lies in %s now", path, kind, path.rename(aside / path.name))
+    log.error("%s is no complete %s; it is in %s now", path, kind, path.rename(aside / path.name))
 
 
 def _record(path: Path) -> dict[str, Any] | None:

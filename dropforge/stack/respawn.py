@@ -85,6 +85,6 @@ def _end_with(parent: int) -> None:
     """Have this process get SIGTERM when its parent ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "cannot be told of the parent's end")
+        raise OSError(ctypes.get_errno(), "cannot be notified of the parent's end")
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)

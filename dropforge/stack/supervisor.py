@@ -130,7 +130,7 @@ class Supervisor:
                 try:
                     self._round()
                 except Exception:
-                    log.exception("something that nobody expected; it goes on")
+                    log.exception("unexpected error; it continues")
                 ready, _, _ = select.select(sources, [], [], self._pause())
                 if wake in ready:
                     self._stopping = any(number != signal.SIGCHLD for number in os.read(wake, 1024))
@@ -147,7 +147,7 @@ class Supervisor:
                 cut_log(self.folder / "logs" / f"{watched.service.name}.log", _LOG_LIMIT)
                 self._advance(watched)
             except Exception:
-                log.exception("%s: something that nobody expected; it goes on", watched.service.name)
+                log.exception("%s: unexpected error; it continues", watched.service.name)
                 watched.next_check = time.monotonic() + watched.service.check_every
         if all(watched.state.status != "waiting" for watched in self.watched):
             self._close_nursery()

@@ -41,7 +41,7 @@ ALERTS: Final = (
         "absent(dropforge_source_up)",
         "10m",
         "critical",
-        "Nobody exports Dropforge's metrics, so no other alert of it can fire.",
+        "No exporter reports Dropforge's metrics, so no other alert of it can fire.",
     ),
     Alert(
         "DropforgeSourceDown",
@@ -69,21 +69,21 @@ ALERTS: Final = (
         "min_over_time(max(dropforge_inbox_messages)[15m:1m]) > 0",
         "5m",
         "critical",
-        "Messages of S3 have lain in the inbox for a quarter of an hour: intake does not work through them.",
+        "Messages of S3 have been in the inbox for 15 minutes: intake does not process them.",
     ),
     Alert(
         "DropforgeDropRefused",
         "max by (family) (dropforge_drops_refused) > 0",
         "5m",
         "warning",
-        "{{ $value }} drop(s) of {{ $labels.family }} cannot be used and get no run until they are mended.",
+        "{{ $value }} drop(s) of {{ $labels.family }} cannot be used and get no run until they are fixed.",
     ),
     Alert(
         "DropforgeDeadMessages",
         "max(dropforge_dead_messages) > 0",
         "5m",
         "warning",
-        "{{ $value }} message(s) that are no S3 event lie aside.",
+        "{{ $value }} message(s) that are no S3 event are set aside.",
     ),
     Alert(
         "DropforgeRunsFail",
@@ -126,7 +126,7 @@ ALERTS: Final = (
         f"max by (Hostname, gpu) ({_BROKEN_XID}) and changes(({_XID})[10m:1m]) > 0",
         "0m",
         "warning",
-        "GPU {{ $labels.gpu }} of {{ $labels.Hostname }} told Xid {{ $value }}: trainings should avoid the node.",
+        "GPU {{ $labels.gpu }} of {{ $labels.Hostname }} reported Xid {{ $value }}: trainings should avoid the node.",
     ),
     Alert(
         "DropforgeGpuHot",

@@ -58,14 +58,14 @@ _DROPS: Final = Row(
             unit="s",
         ),
         Panel(
-            "What became of drops",
+            "What happened to drops",
             (Query(f"sum by (state) (max by (family, state) (dropforge_drops{{{_F}}}))", "{{state}}"),),
             kind="stat",
         ),
         Panel(
             "Refused drops",
             (Query(f"max by (family) (dropforge_drops_refused{{{_F}}})", "{{family}}"),),
-            about="`dropforge letters` tells each with its reason and mend.",
+            about="`dropforge letters` lists each with its reason and fix.",
         ),
         Panel(
             "Messages",
@@ -157,7 +157,7 @@ _SERVICES: Final = Row(
     (
         Panel("Sources that answer", (Query("min by (source) (dropforge_source_up)", "{{source}}"),), kind="stat"),
         Panel(
-            "Age of what is told",
+            "Age of the reported values",
             (Query("time() - max by (source) (dropforge_source_last_success_timestamp_seconds)", "{{source}}"),),
             unit="s",
         ),

@@ -131,7 +131,7 @@ class Exporter(Collector):
             try:
                 self.look()
             except Exception:  # a mistake of ours: what was told would grow old without a word
-                log.exception("What was seen could not be told")
+                log.exception("What was read could not be reported")
                 self._told = []
             if self._over.wait(self._every):
                 return

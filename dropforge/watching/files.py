@@ -1,6 +1,6 @@
 """The dashboards and rules as files: `python -m dropforge.watching.files [FOLDER] [--runbooks ADDRESS]`.
 
-Those in `helm-values/watching/` are committed, so that nobody needs this to use them; a test holds them equal.
+Those in `helm-values/watching/` are committed, so that using them does not need this; a test holds them equal.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def _ledger(ledger: Ledger, names: Names) -> Iterator[Metric]:
         if drops.oldest is not None:
             oldest[(name,)] = min(drops.oldest, oldest.get((name,), drops.oldest))
         waits[name] += drops.waits
-    yield _labelled("dropforge_drops", "Complete drops by what became of them.", ("family", "state"), counts)
+    yield _labelled("dropforge_drops", "Complete drops by what happened to them.", ("family", "state"), counts)
     yield _labelled("dropforge_drops_refused", "Drops that could not be entered.", ("family",), refused)
     yield _labelled(
         "dropforge_drop_oldest_waiting_timestamp_seconds",

@@ -83,7 +83,7 @@ def test_the_account_of_the_tasks_is_told_what_it_may_not_look_at(namespace: Nam
     for check in ("namespace", "pod", "secret", "nodes"):
         assert found[check][0] == "warn"
         assert "this account may not" in found[check][1]
-    assert "nobody says why pods wait" in found["rights"][1]  # it has rbac.yaml alone
+    assert "it is not shown why pods wait" in found["rights"][1]  # it has rbac.yaml alone
 
 
 def test_an_administrator_looks_at_the_rights_of_the_tasks_account(namespace: Namespace, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_kernels_run_in_the_recipe_s_order_and_others_of_the_wheel_do_not(curate
     assert ends == {("b", "a")}
     with pytest.raises(RecipeError, match=r"`curation.kernels`: .* has no kernel 'd'. There are a, b, c"):
         curate("own_order", body, kernels=["d"])
-    with pytest.raises(RecipeError, match=r"`curation.kernels`: one of them stands there twice"):
+    with pytest.raises(RecipeError, match=r"`curation.kernels`: one of them is listed twice"):
         curate("own_order", body, kernels=["a", "a"])
     with pytest.raises(RecipeError, match=r"`curation.kernels`: `code` names no wheel that has them"):
         curate(kernels=["a"])

@@ -71,17 +71,17 @@ def test_what_was_archived_after_it_was_entered_is_the_error_of_its_drop(
         bucket.client.put_object(
             Bucket=bucket.bucket, Key=f"drops/cold/d1/{name}", Body=body, StorageClass="DEEP_ARCHIVE"
         )
-    with pytest.raises(DataError, match=r"file 'a.jsonl' of the drop drops/cold/d1/: it lies in an archive"):
+    with pytest.raises(DataError, match=r"file 'a.jsonl' of the drop drops/cold/d1/: it is archived"):
         fetch(bucket, drop, [drop.files[0]], tmp_path, lambda *_: None)
-    with pytest.raises(DataError, match=r"recipe.yaml of drop cold/d1: it lies in an archive"):
+    with pytest.raises(DataError, match=r"recipe.yaml of drop cold/d1: it is archived"):
         read_own(bucket, drop)
     for name in ("state.json", "dataset_info.json"):
         bucket.client.put_object(Bucket=bucket.bucket, Key=f"saved/{name}", Body=b"{}", StorageClass="GLACIER")
-    with pytest.raises(DataError, match=r"file saved/state.json: it lies in an archive"):
+    with pytest.raises(DataError, match=r"file saved/state.json: it is archived"):
         saved_files(bucket, "saved/", {"state.json", "dataset_info.json"})
     asked = recipe(decontaminate={"sets": {"mine": "drops/cold/d1/a.jsonl"}})
     assert asked.curation.decontaminate is not None
-    with pytest.raises(DataError, match=r"evaluation set 'mine' \(drops/cold/d1/a.jsonl\): it lies in an archive"):
+    with pytest.raises(DataError, match=r"evaluation set 'mine' \(drops/cold/d1/a.jsonl\): it is archived"):
         prepare(bucket, asked.curation.decontaminate, make_rules(asked), tmp_path / "sets", DEFAULT_LIMITS)
 
 

@@ -22,11 +22,11 @@ FAILED = decide({"eval/loss": 9.0}, None, {"eval/loss": 5.0}, Policy())
 @pytest.mark.parametrize(
     ("answer", "promote", "reason"),
     [
-        (None, False, "a person is asked, and has not answered yet"),
+        (None, False, "awaiting approval"),
         (Answer(True, "ann", AT), True, f"ann said yes at {AT}"),
         (Answer(False, "ann", AT), False, f"ann said no at {AT}"),
-        (Answer(False, None, AT), False, f"nobody answered by {AT}, which is a no"),
-        (Answer(True, None, AT), True, f"nobody answered by {AT}, which is a yes"),
+        (Answer(False, None, AT), False, f"no one answered by {AT}, which counts as no"),
+        (Answer(True, None, AT), True, f"no one answered by {AT}, which counts as yes"),
     ],
 )
 def test_the_word_is_the_last_check(answer: Answer | None, promote: bool, reason: str) -> None:

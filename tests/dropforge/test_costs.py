@@ -103,7 +103,10 @@ def build(compute: dict[str, Any]) -> Any:
         ({"price": {"core_hour": -1}}, "compute.price.core_hour"),
         ({"limits": {"ask_above": {"cost": 1}}}, r"without `compute.price.core_hour`"),
         ({"limits": {"stop_above": {"cost": 1}}, "gpus": 1, "price": {"core_hour": 1}}, r"`compute.price.gpu_hour`"),
-        ({"limits": {"ask_above": {"gpu_hours": 9}, "stop_above": {"gpu_hours": 8}}}, "nobody would be asked above 9"),
+        (
+            {"limits": {"ask_above": {"gpu_hours": 9}, "stop_above": {"gpu_hours": 8}}},
+            "no approval would be asked for above 9",
+        ),
         ({"limits": {"ask_above": {"hours": 9}}}, r"Did you mean `compute.limits.ask_above.\w+_hours`"),
     ],
 )

@@ -173,9 +173,9 @@ def test_a_job_file_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"volumes": []}, "lies in none of the `volumes`"),
+        ({"volumes": []}, "is in none of the `volumes`"),
         ({"volumes": [{**WORK, "read_only": True}]}, "is read-only: write `read_only: false`"),
-        ({"volumes": [{**WORK, "path": "/sharedness"}]}, "lies in none"),
+        ({"volumes": [{**WORK, "path": "/sharedness"}]}, "is in none"),
         ({"volumes": [{**WORK, "storage": "node"}]}, "own disk.*which the pods do not share"),
         ({"work_path": "/shared/../etc"}, r"has `\.\.` in it"),
         ({"submit": "yarn"}, "operator"),

@@ -111,7 +111,7 @@ def test_a_success_of_a_million_wrong_entries_is_refused_in_a_few_words(store: S
     for text, cause in {
         b"[" + b"1," * 1_000_000 + b"1]": r"lists 1,000,001 files, and a drop has at most 100,000",
         many: r"entry 1 of 100,000: size: it is missing; 1,000 or more are wrong",
-        b'[{"key": "a.jsonl", "size": 1}, {"key": "a.jsonl", "size": 2}]': r"key 'a.jsonl' stands twice, with other",
+        b'[{"key": "a.jsonl", "size": 1}, {"key": "a.jsonl", "size": 2}]': r"key 'a.jsonl' appears twice, with other",
         b"[" * 100_000: "neither empty nor a JSON list",
         b"[" + b'{"":1},' * 1_000_000 + b"1]": "more than 200,000 brackets, and a drop has at most 100,000",
         b"[{" + b",".join(b'"%d":1' % number for number in range(200_000)) + b"}]": "it has 200,000 keys",
@@ -238,10 +238,10 @@ def test_spark_names_files_from_the_bucket_s_root(s3_store: S3Store) -> None:
     ("text", "error", "cause"),
     [
         (spark("/drops/fam/d/late.jsonl"), IncompleteError, r"_SUCCESS lists 'late.jsonl', which is not there"),
-        (spark("/drops/fam/d/"), DataError, r"names '/drops/fam/d/', which does not lie below drops/fam/d/"),
-        (spark("/lake/part-0.jsonl"), DataError, r"names '/lake/part-0.jsonl', which does not lie .* empty where"),
-        (spark("/drops/fam/d2/a.jsonl"), DataError, "does not lie below drops/fam/d/"),
-        (spark("s3a://[/drops/fam/x/a.jsonl" + "y" * 10**6), DataError, "does not lie below drops/fam/d/"),
+        (spark("/drops/fam/d/"), DataError, r"names '/drops/fam/d/', which is not below drops/fam/d/"),
+        (spark("/lake/part-0.jsonl"), DataError, r"names '/lake/part-0.jsonl', which is not .* empty where"),
+        (spark("/drops/fam/d2/a.jsonl"), DataError, "is not below drops/fam/d/"),
+        (spark("s3a://[/drops/fam/x/a.jsonl" + "y" * 10**6), DataError, "is not below drops/fam/d/"),
         (spark("/drops/fam/d/a.jsonl", success=False), DataError, "the job did not succeed.*Run the job again"),
         (spark(success="no"), DataError, "the job did not succeed"),
         (spark("/drops/fam/d/a.jsonl", 1), DataError, "`filenames` are no list of texts"),

@@ -122,7 +122,7 @@ def test_the_plan_tells_each_variable_with_its_reason(tmp_path: Any) -> None:
         "network_env: {NCCL_BUFFSIZE: '1'}}"
     )
     text = " ".join(CliRunner().invoke(app, ["plan", str(path)], env={"COLUMNS": "200"}).output.split())
-    assert "network, tcp NCCL_DEBUG=WARN what NCCL complains of stands in the log" in text
+    assert "network, tcp NCCL_DEBUG=WARN NCCL's warnings go to the log" in text
     assert "NCCL_NET=Socket no rank takes an RDMA device" in text
     assert "NCCL_BUFFSIZE=1 the recipe sets it preflight of at most 60 s: all ranks there, 0.1 GB/s, 20 ms" in text
 

@@ -146,10 +146,10 @@ def test_of_two_who_keep_a_measurement_one_is_told(store: Store) -> None:
     first = read_kept(store, SHAPE)
     assert first.baseline is not None
     assert (first.baseline.before, first.baseline.source) == (measured(), "kept on 2026-11-25")
-    with pytest.raises(DropforgeError, match="somebody else has kept a measurement meanwhile"):
+    with pytest.raises(DropforgeError, match="another process has kept a measurement meanwhile"):
         keep(store, SHAPE, measured(1), "2026-11-26T00:00:00+00:00", nothing)
     keep(store, SHAPE, measured(300), "2026-11-26T00:00:00+00:00", first)
-    with pytest.raises(DropforgeError, match="somebody else"):
+    with pytest.raises(DropforgeError, match="another process"):
         keep(store, SHAPE, measured(1), "2026-11-27T00:00:00+00:00", first)
     again = read_kept(store, SHAPE).baseline
     assert again is not None

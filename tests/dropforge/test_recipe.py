@@ -82,7 +82,7 @@ def test_every_preset_loads(name: str) -> None:
         (SCRATCH + "train: {offload: activations}", r"`train.offload`: `compute.gpus` is 0"),
         (
             SCRATCH + "train: {offload: states}\ncompute: {gpus: 2, processes_per_node: 2, parallel: ddp}",
-            r"`compute.parallel: ddp` keeps weights, gradients and moments on each GPU",
+            r"`compute.parallel: ddp` keeps weights, gradients and optimizer state on each GPU",
         ),
         (
             SCRATCH + "train: {offload: activations, activation_checkpointing: selective}\ncompute: {gpus: 1}",
@@ -101,7 +101,7 @@ def test_every_preset_loads(name: str) -> None:
         ),
         (
             SCRATCH + "compute: {backend: kubernetes, data_cache: /data}",
-            r"`compute.data_cache`: /data lies in none of the `volumes`, and goes with each pod",
+            r"`compute.data_cache`: /data is in none of the `volumes`, and is lost with each pod",
         ),
         (SCRATCH + "compute: {data_cache: data}", r"`compute.data_cache`"),
         (
@@ -217,16 +217,16 @@ def test_every_preset_loads(name: str) -> None:
         ),
         (
             SCRATCH + "promote: {guards: [{metric: eval/loss, at_most: 3.0}, {metric: gen/rouge-l, at_least: 0.1}]}",
-            r"`promote\.guards\[1\]\.metric`: `gen/rouge-l` is to decide, and nobody measures it",
+            r"`promote\.guards\[1\]\.metric`: `gen/rouge-l` is to decide, and nothing measures it",
         ),
         (
             SCRATCH + "task: classification\npromote: {guards: [{metric: eval/perplexity, at_most: 9.0}]}",
             r"`promote\.guards\[0\]\.metric`: .* a classifier continues none",
         ),
-        (SCRATCH + "promote: {metric: gen/rouge-l}", r"nobody measures it. Add `rouge-l` to `evaluate.generation"),
+        (SCRATCH + "promote: {metric: gen/rouge-l}", r"nothing measures it. Add `rouge-l` to `evaluate.generation"),
         (
             SCRATCH + "promote: {metric: gen/valid-json}\nevaluate: {generation: {metrics: [rouge-l]}}",
-            r"`promote.metric`: `gen/valid-json` is to decide, and nobody measures it",
+            r"`promote.metric`: `gen/valid-json` is to decide, and nothing measures it",
         ),
         (
             SCRATCH + "evaluate: {generation: {metrics: [bleu]}}",
@@ -235,7 +235,7 @@ def test_every_preset_loads(name: str) -> None:
         (SCRATCH + "evaluate: {generation: {metrics: []}}", r"`evaluate.generation.metrics`: .*at least 1"),
         (
             SCRATCH + "evaluate: {generation: {metrics: [rouge-l, rouge-l]}}",
-            r"metrics`: one of them stands there twice",
+            r"metrics`: one of them is listed twice",
         ),
         (SCRATCH + "evaluate: {max_rows: 5, generation: {rows: 6}}", r"more than the 5 of .*Set it to 5 or less"),
         (SCRATCH + "evaluate: {generation: {every: 2}}", r"every`: there are no evaluations on the way"),
@@ -275,10 +275,10 @@ def test_every_preset_loads(name: str) -> None:
             SCRATCH + "curation: {dedup: {threshold: 0.5}}",
             r"8 rows find 5% of the pairs .* of 0.5. Set it to 4 or less",
         ),
-        (SCRATCH + "curation: {pii: {kinds: [email, email]}}", r"`curation.pii.kinds`: 'email' stands there twice"),
+        (SCRATCH + "curation: {pii: {kinds: [email, email]}}", r"`curation.pii.kinds`: 'email' is listed twice"),
         (SCRATCH + "curation: {pii: {kinds: [mail]}}", r"curation.pii.kinds"),
         (SCRATCH + "curation: {pii: {key_env: 'a b'}}", r"curation.pii.key_env"),
-        (SCRATCH + "curation: {prefer: [a, b, a]}", r"`curation.prefer`: 'a' stands there twice"),
+        (SCRATCH + "curation: {prefer: [a, b, a]}", r"`curation.prefer`: 'a' is listed twice"),
         ("extends: sampel", r"Did you mean 'sample'"),
         ("extends: /etc/passwd", r"there is no preset"),
         ("- 1", r"not a YAML mapping"),
@@ -288,7 +288,7 @@ def test_every_preset_loads(name: str) -> None:
         (SCRATCH + "train: {seed: 99999999999999999999}", r"`train.seed`"),
         ("base: {model: x}\ntrain: {lora: {targets: []}}", r"`train.lora.targets`: .*at least 1"),
         ("a: &x 1\nb: *x", r"aliases are not allowed"),
-        (SCRATCH + SCRATCH, r"stands twice"),
+        (SCRATCH + SCRATCH, r"appears twice"),
         ("a: !!bool x", "it is not a YAML mapping"),
         ("a: !!int ''", "it is not a YAML mapping"),
         ("a: !!timestamp x", "it is not a YAML mapping"),

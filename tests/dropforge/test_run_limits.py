@@ -27,7 +27,7 @@ def test_limits_are_words_of_the_environment() -> None:
         ("nodes=4GB", "gives no number"),
         ("bytes=50GiB", "gives no number"),
         ("nodes=" + "9" * 5000, "gives no number"),
-        ("nodes=4 nodes=5", "nodes stands there twice"),
+        ("nodes=4 nodes=5", "nodes is listed twice"),
     ],
 )
 def test_a_word_that_is_no_limit_is_named(said: str, told: str) -> None:

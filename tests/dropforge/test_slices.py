@@ -158,7 +158,7 @@ def build(text: str) -> None:
         ("promote: {slices: [{by: lang}]}", "no column 'lang' is kept"),
         ("promote: {slices: [{by: source}, {by: source}]}", "twice"),
         ("promote: {slices: [{min_rows: 100000}]}", "more than the"),
-        ("promote: {slices: [{guards: [{metric: gen/rouge-l, at_least: 0.5}]}]}", "nobody measures it"),
+        ("promote: {slices: [{guards: [{metric: gen/rouge-l, at_least: 0.5}]}]}", "nothing measures it"),
         ("promote: {slices: [{guards: [{metric: eval/macro_f1, at_least: 0.5}]}]}", "mean over labels"),
         ("promote: {slices: [{guards: [{metric: model/bytes, at_most: 5}]}]}", "the same in each slice"),
         ("promote: {guards: [{metric: cost/gpu_hours, max_regression: 0.1}]}", "other data and machines"),

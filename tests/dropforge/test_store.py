@@ -67,7 +67,7 @@ SSE_C = (
     "the object."
 )
 UNREADABLE = [
-    (403, "InvalidObjectState", "The operation is not valid for the object's storage class", "lies in an archive"),
+    (403, "InvalidObjectState", "The operation is not valid for the object's storage class", "is archived"),
     (400, "InvalidRequest", SSE_C, "a key that this installation cannot use"),
     (400, "KMS.DisabledException", "arn:aws:kms:x is disabled.", "a key that this installation cannot use"),
     (403, "AccessDenied", "Access Denied", "may read neither it nor what its encryption key protects"),

@@ -191,13 +191,13 @@ def test_a_plan_knows_what_a_recipe_names(tmp_path: Path) -> None:
     found = look_at(asked)
     assert found is not None
     assert told(asked, found) == str(found)
-    with pytest.raises(RecipeError, match=r"nobody has a metric 'wit'. There are .*brief"):
+    with pytest.raises(RecipeError, match=r"there is no metric 'wit'. There are .*brief"):
         look_at(recipe(code, GENERATION.replace("brief", "wit")))
     with pytest.raises(RecipeError, match=r"'brief' is none of ours, .*`code` names no wheel"):
         parse_recipe(GENERATION)
     with pytest.raises(RecipeError, match=r"'rouge-1' is none of ours, .*Did you mean 'rouge-l'"):
         parse_recipe(GENERATION.replace("brief", "rouge-1"))
-    with pytest.raises(RecipeError, match=r"`promote.metric`: `gen/brief` is to decide, and nobody measures it"):
+    with pytest.raises(RecipeError, match=r"`promote.metric`: `gen/brief` is to decide, and nothing measures it"):
         recipe(code, "base: {scratch: {}}\npromote: {metric: gen/brief}")
     on_cluster = recipe(
         {**code, "wheel": "/mnt/own-1.0-py3-none-any.whl"}, "base: {scratch: {}}\ncompute: {backend: kubernetes}"

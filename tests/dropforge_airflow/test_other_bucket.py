@@ -113,7 +113,7 @@ def test_drops_of_two_buckets_are_not_read_as_one(s3_store: S3Store, other: S3St
     assert both.root == f"s3://{other.bucket}/drops/fam/"
     with s3_store.open(both.prefix + both.files[1].key) as stream:
         assert stream.read() == b'{"text": "2"}'
-    with pytest.raises(DropforgeError, match="the drops lie in several buckets"):
+    with pytest.raises(DropforgeError, match="the drops are in several buckets"):
         sources.pin(s3_store, Source(drops=tuple(known.values())), "fam")
 
 

@@ -69,7 +69,7 @@ def test_a_watcher_that_polls_answers_once(yard: Yard, airflow: FakeAirflow) -> 
 def test_messages_that_nobody_takes(yard: Yard, airflow: FakeAirflow) -> None:
     finding = ask(yard, airflow, 0.5)
     assert finding.level is Level.FAIL
-    assert "messages wait that nobody takes" in finding.found
+    assert "messages wait, and nothing takes them" in finding.found
     assert "triggerer" in finding.mend
     assert left(yard) == []
 

@@ -199,4 +199,4 @@ def test_why_a_sweep_failed_is_told(stack: Stack, tmp_path: Path) -> None:
     assert f"The sweep has failed at plan: drop {FAMILY}/none: " in done.stdout
     done = typed(stack, *words)
     assert done.returncode == 2
-    assert "start it anew with --again 2" in done.stderr
+    assert "start it again with --again 2" in done.stderr

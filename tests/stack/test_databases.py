@@ -74,7 +74,7 @@ def test_an_address_of_no_use_is_refused_and_not_repeated(tmp_path: Path, url: s
 def test_a_folder_with_sqlite_files_is_refused_and_stays_as_it_is(tmp_path: Path, file: str) -> None:
     (tmp_path / file).parent.mkdir()
     (tmp_path / file).write_bytes(b"old")
-    with pytest.raises(DropforgeError, match=r"SQLite .*Start anew: move the folder away"):
+    with pytest.raises(DropforgeError, match=r"SQLite .*Start over: move the folder away"):
         control.start(tmp_path)
     assert (tmp_path / file).read_bytes() == b"old"
     assert not (tmp_path / "database").exists()
@@ -138,4 +138,4 @@ def test_the_doctor_tells_which_database_it_is_and_what_is_wrong_with_it(
     (tmp_path / "mlflow").mkdir()
     (tmp_path / "mlflow" / "mlflow.db").touch()
     (old,) = doctor.database(tmp_path)
-    assert (old.level, "Start anew" in old.mend) == (doctor.Level.FAIL, True)
+    assert (old.level, "Start over" in old.mend) == (doctor.Level.FAIL, True)

@@ -339,7 +339,7 @@ def test_a_server_of_ones_own_gets_both_databases_or_says_what_is_missing(
         databases.provide(Databases.of(tmp_path, {VARIABLE: team.url("ann", password="geheim")}))
     assert "geheim" not in str(error.value)
     gone = Databases.of(tmp_path, {VARIABLE: "postgresql://ann:geheim@127.0.0.1:1/team"})
-    with pytest.raises(DropforgeError, match=f"Connection refused.* mend {VARIABLE}"):
+    with pytest.raises(DropforgeError, match=f"Connection refused.* fix {VARIABLE}"):
         databases.provide(gone)
 
 

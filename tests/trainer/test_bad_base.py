@@ -137,7 +137,7 @@ def test_what_the_credentials_may_not_read_is_the_recipe_s_error_and_a_busy_s3_i
 def test_a_base_in_an_archive_is_the_recipe_s_error(tmp_path: Path, s3_store: S3Store) -> None:
     for name in ("config.json", "model.safetensors"):
         s3_store.client.put_object(Bucket=s3_store.bucket, Key=f"model/{name}", Body=b"{}", StorageClass="GLACIER")
-    with pytest.raises(RecipeError, match=r"`base.model`: a file of .*/model cannot be read: it lies in an archive"):
+    with pytest.raises(RecipeError, match=r"`base.model`: a file of .*/model cannot be read: it is archived"):
         fetch_folder(f"{s3_store.uri}/model", tmp_path)
 
 

@@ -32,7 +32,7 @@ def render(comparison: Comparison, answers: Sequence[Sequence[AnswerTable]], uri
         section("Params", _texts("param", comparison.params, letters), same),
         section("Tags", _texts("tag", comparison.tags, letters), same),
         section(
-            "Metrics", _metrics(comparison.metrics, letters), f"Last values, and how far they lie from {letters[0]}'s."
+            "Metrics", _metrics(comparison.metrics, letters), f"Last values, and how far they are from {letters[0]}'s."
         ),
         section("Curves", "".join(_curve(curve, letters) for curve in comparison.curves)),
         section(

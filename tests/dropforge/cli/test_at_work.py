@@ -140,7 +140,7 @@ def test_two_pods_of_two_ranks(runs: Runs, terminal: Terminal, airflow: FakeAirf
     runs.cluster.client.delete("work-1", "default")
     assert stopping.wait(60) == 0
     assert runs.cluster.read("work-1") is None
-    assert "no job of it is at work now" in str(terminal("shell", "work-1").exception)
+    assert "none of its jobs is running now" in str(terminal("shell", "work-1").exception)
     assert json.loads(terminal("top", "work-1", "--json").stdout)["ranks"] == []
 
 
@@ -173,7 +173,7 @@ def test_runs_that_wait_are_listed_held_and_moved(runs: Runs, terminal: Terminal
     found = listed()
     assert found.keys() == {"wait-2", "wait-3", "wait-4", "wait-5", "manual__q"}
     assert (found["manual__q"]["place"], found["manual__q"]["position"]) == ("airflow", 1)
-    assert found["wait-5"]["reason"] == "a person's word: dropforge approve wait-5 (asked until [/red])"
+    assert found["wait-5"]["reason"] == "awaiting approval: dropforge approve wait-5 (asked until [/red])"
     assert found["wait-4"]["reason"] == "run wait-1, which its family compares now"
     two, three = found["wait-2"], found["wait-3"]
     assert (two["place"], two["position"], three["position"]) == ("machine", 1, 2)

@@ -79,7 +79,7 @@ def test_plan_tells_hours_cost_and_what_the_limits_make_of_them(tmp_path: Path) 
     told = " ".join(done.stdout.split())
     assert "FLOPs a token at 400 teraFLOPs a second, which `compute.gpu_tflops` says" in told
     assert re.search(r"takes GPU-hours [\d.]+, core-hours [\d.]+, cost [\d.]+ EUR", told)
-    assert "a person is asked first: GPU-hours" in told
+    assert "it needs approval first: GPU-hours" in told
     assert "it would be ended before it is done: GPU-hours" in told
 
 

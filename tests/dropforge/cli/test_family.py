@@ -62,7 +62,8 @@ def test_a_drop_that_asks_for_what_its_family_has_not_is_refused_before_it_is_up
     there = terminal(*drop)
     assert there.exit_code == 0
     assert (
-        "The run may refuse it, as far as can be told from here: recipe key `promote.min_improvement`" in there.output
+        "The run may refuse it, as far as can be checked from here: recipe key `promote.min_improvement`"
+        in there.output
     )
     for info in list(s3_store.list("drops/")):
         s3_store.delete(info.key)

@@ -76,7 +76,7 @@ def test_a_stack_that_is_stopped_ends_it_at_once(
     assert "train: running" in out
     assert err.splitlines()[-2:] == [
         f"error: stack in {tmp_path}: it was stopped meanwhile.",
-        "Start it with `dropforge up`, and unfinished runs go on; then `dropforge follow manual__1`.",
+        "Start it with `dropforge up`, and unfinished runs continue; then `dropforge follow manual__1`.",
     ]
 
 

@@ -112,7 +112,7 @@ def test_the_end_of_its_plan_is_told(terminal: Terminal, airflow: FakeAirflow) -
     assert (done.exit_code, "is paused: the run begins once" in done.output) == (0, True)
     airflow.denied = True
     refused = str(terminal(*words).exception)
-    assert "nobody, as AIRFLOW_USERNAME is not set, may not do this" in refused
+    assert "an anonymous user (AIRFLOW_USERNAME is not set) may not do this" in refused
 
 
 def test_only_what_goes_on_is_stopped(
@@ -167,13 +167,13 @@ def test_a_run_is_taken_back_to_an_older_checkpoint(
 
     done = terminal("resume", "steer-7", "--from", "step-20")
     assert done.exit_code == 0, done.exception
-    assert "goes on from checkpoint step-20; step-40 is set aside" in done.output
+    assert "resumes from checkpoint step-20; step-40 is set aside" in done.output
     assert aside.known(store) == {"c40"}
     order, body = airflow.orders[0]
     assert (order, body["task_ids"], body["include_downstream"]) == ("clearTaskInstances", ["train"], True)
     # Whoever was cut off before the clear finds what was settled.
     assert "from checkpoint step-20; step-40 is set aside" in terminal("resume", "steer-7").output
-    assert "goes on from checkpoint step-40\n" in terminal("resume", "steer-7", "--from", "40").output
+    assert "resumes from checkpoint step-40\n" in terminal("resume", "steer-7", "--from", "40").output
 
     store.put("report.json", b"{}")
     assert "its training is done" in str(terminal("resume", "steer-7", "--from", "20").exception)
@@ -181,7 +181,7 @@ def test_a_run_is_taken_back_to_an_older_checkpoint(
     opened(mlflow_server, s3_store, "steer-8", "manual__8", **{tracking.TAG_VERSION: "3"})
     airflow.add(DagRun("manual__8", "failed", (*("success",) * STAGES.index("report"), "failed")))
     assert "registered as version 3" in str(terminal("resume", "steer-8", "--from", "20").exception)
-    assert "goes on at report" in terminal("resume", "steer-8").output
+    assert "resumes at report" in terminal("resume", "steer-8").output
 
     # Where its checkpoints lie is not for its pods to say.
     orders = len(airflow.orders)
@@ -206,4 +206,4 @@ def test_a_trial_that_its_sweep_ended_is_not_resumed(
     assert f"trial 2 of sweep {sweep}: it was ended: it is worse. {mend}" in told
     assert airflow.orders == []
     sweeps.let_go_on(s3_store, family, sweep, 2)
-    assert "goes on at curate" in terminal("resume", run).output
+    assert "resumes at curate" in terminal("resume", run).output

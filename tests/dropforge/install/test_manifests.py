@@ -202,7 +202,7 @@ compute:
     assert own["spec"]["accessModes"] == ["ReadWriteOnce"]
     assert "storageClassName" not in own["spec"]  # the cluster's own
     file.write_text(text.replace(", storage: disk", ""))
-    with pytest.raises(DropforgeError, match="claim own: the recipe does not say what it stands on"):
+    with pytest.raises(DropforgeError, match="claim own: the recipe does not say what storage it is on"):
         made("claims", "--recipe", str(file))
     for wrong in ("/", "/a/../b", "etc", "/$HOME"):
         with pytest.raises(DropforgeError, match="no folder of a node's own"):
@@ -232,7 +232,7 @@ curation:
     with pytest.raises(DropforgeError, match="claim a-work: it is said to be `lustre` and `nfs`"):
         made("claims", "--recipe", str(file))
     file.write_text(text.replace("      namespace: team\n", "      namespace: other\n"))
-    with pytest.raises(DropforgeError, match="claim a-work: the recipe does not say what it stands on"):
+    with pytest.raises(DropforgeError, match="claim a-work: the recipe does not say what storage it is on"):
         made("claims", "--recipe", str(file))
 
 

@@ -98,7 +98,7 @@ def test_nothing_is_changed_without_apply_and_a_second_time_changes_nothing(s3: 
     told = s3.get_bucket_notification_configuration(Bucket=BUCKET)["QueueConfigurations"]
     assert {one["Id"] for one in told} == {"reports", "dropforge-drops"}
     again = CliRunner().invoke(app, [*command, "--apply"])
-    assert f"Bucket {BUCKET} tells the queue" in again.stderr
+    assert f"Bucket {BUCKET} already notifies the queue" in again.stderr
 
 
 def test_a_finished_drop_is_told_to_the_queue_then(s3: Any) -> None:

@@ -84,7 +84,7 @@ def test_flavors_with_room_are_told(compute: str, own: tuple[str, ...], borrowed
         ("namespace: vision, queue: alone, priority: low", r"Leave it out: the team has none"),
         (
             f"{GANG}, priority: low, nodes: 7",
-            r"never has room for the gang: flavor gpu has 24 nvidia.com/gpu of 28 nvidia.com/gpu; fl",
+            r"never has room for the job's pods: flavor gpu has 24 nvidia.com/gpu of 28 nvidia.com/gpu; fl",
         ),
         ("namespace: vision, queue: alone, cpus: 2", r"flavor cpu has 1 cpu of 2 cpu"),
     ],
@@ -136,7 +136,7 @@ def test_master_and_workers_ask_for_one_rack_as_one_gang(more: str, how: str) ->
 @pytest.mark.parametrize(
     ("compute", "told"),
     [
-        ("topology: rack", r"`compute.topology`: Kueue keeps gangs together, and `compute.queue` names no queue"),
+        ("topology: rack", r"`compute.topology`: Kueue does the gang scheduling, and `compute.queue` names none"),
         ("queue: a, topology_required: true", r"`compute.topology_required`: `compute.topology` names no label"),
         ("queue: a, topology: 'a b'", r"`compute.topology`"),
         (

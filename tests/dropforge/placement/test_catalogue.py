@@ -99,7 +99,7 @@ def test_a_file_of_ones_own_adds_and_replaces(tmp_path: Path) -> None:
         ("rack,here,amd64,1,512,H100,,,,,,,,", r"gpu, gpus and gpu_memory_gib go together"),
         ("rack,here,amd64,1,512,H100,2,80,,,,,,", r"gpu_link is for several GPUs"),
         ("rack,here,amd64,1,512,,,,,,efa,,,", r"a fabric has adapters"),
-        ("rack,here,amd64,1,512,,,,,,,,,\nrack,here,amd64,1,512,,,,,,,,,", r"line 3: rack stands there twice"),
+        ("rack,here,amd64,1,512,,,,,,,,,\nrack,here,amd64,1,512,,,,,,,,,", r"line 3: rack is listed twice"),
         ("rack,here,amd64,1,512,,,,,,,,,,,more", r"line 2"),
         ("rack,here", r"line 2"),
     ],

@@ -50,8 +50,8 @@ def in_cohort(rest: str = "", quota: str = f"gpu: {{gpus: 8, {ROOM}}}") -> str:
         ("#" * (RECIPE_LIMIT + 1), r"it is larger than 64 KiB"),
         (FLAVORS + "priorities: {a: 0x" + "f" * 4000 + "}", r"key `priorities.a`: it is a number of about 4817 digits"),
         (FLAVORS + "teams: {a: 0x" + "f" * 5000 + "}", r"a number of 5002 characters, line"),
-        (FLAVORS + team() + team(), r"key 'teams' stands twice"),
-        (FLAVORS + "teams:\n  a: {}\n  a: {}\n", r"key 'a' stands twice, line 4"),
+        (FLAVORS + team() + team(), r"key 'teams' appears twice"),
+        (FLAVORS + "teams:\n  a: {}\n  a: {}\n", r"key 'a' appears twice, line 4"),
         (FLAVORS + "team: {}\n" + team(), r"key `team`: it is unknown. Did you mean `teams`"),
         (FLAVORS + team("quotas: {}"), r"key `teams.a.quotas`: it is unknown. Did you mean `quota`"),
         (
@@ -154,7 +154,7 @@ def in_cohort(rest: str = "", quota: str = f"gpu: {{gpus: 8, {ROOM}}}") -> str:
         ),
         (
             FLAVORS + team("largest: {nodes: 2, gpus: 8, cpus: 4, memory_gb: 16}"),
-            r"never has room for the largest gang: gpu has 8 nvidia.com/gpu of 16 nvidia.com/gpu. Raise the quota",
+            r"never has room for the largest job: gpu has 8 nvidia.com/gpu of 16 nvidia.com/gpu. Raise the quota",
         ),
         (
             FLAVORS + team("largest: {cpus: 1, memory_gb: 1, resources: {vpc.amazonaws.com/efa: 4}}"),
@@ -295,7 +295,7 @@ def test_where_nodes_stand_is_a_topology_down_to_the_node() -> None:
     ("flavor", "told"),
     [
         ("topology: [rack]", r"nodes that have a label in common. Name the flavor's `instance` or `labels`"),
-        ("labels: {a: b}, topology: [rack, rack]", r"a label stands there twice"),
+        ("labels: {a: b}, topology: [rack, rack]", r"a label is listed twice"),
         ("labels: {a: b}, topology: [rack, kubernetes.io/hostname]", r"is added by itself, as the nearest. Leave it"),
         ("labels: {a: b}, topology: rack", r"`flavors.gpu.topology`"),
         ("labels: {a: b}, topology: ['a b']", r"`flavors.gpu.topology"),
