@@ -38,13 +38,13 @@ def letters(
 ) -> None:
     """List dead letters: messages that are no S3 event, and finished drops that cannot be used, with the reason.
 
-    With an ID the whole message is shown. Mend what was wrong, then send it again:
+    With an ID the whole message is shown. Fix what was wrong, then send it again:
     dropforge letters support/2026-11-20 --replay
     """
     if replay and discard:
         raise typer.BadParameter("choose one", param_hint="--replay, --discard")
     if (replay or discard) and not ids and not everything:
-        raise typer.BadParameter("name letters, or give --all", param_hint="IDS")
+        raise typer.BadParameter("name dead letters, or give --all", param_hint="IDS")
     connection = connect(state)
     with _found(connection, limit, ids or [], superseded=superseded) as found:
         chosen = _chosen(found, ids or [])
@@ -104,7 +104,9 @@ def _chosen(found: Sequence[Letter], ids: Sequence[str]) -> list[Letter]:
     known = {letter.id: letter for letter in found}
     for asked in ids:
         if asked not in known:
-            raise DataError(f"letter {asked!r}", "there is none of that name", "List them with `dropforge letters`")
+            raise DataError(
+                f"dead letter {asked!r}", "there is none with that name", "List them with `dropforge letters`"
+            )
     return [known[asked] for asked in dict.fromkeys(ids)]
 
 
@@ -125,7 +127,7 @@ def _show(found: Sequence[Letter], *, whole: bool) -> None:
         (letter.id, f"{letter.at:%Y-%m-%d %H:%M}" if letter.at else "-", letter.reason, letter.mend or "-")
         for letter in found
     ]
-    print_table(_NAMES[:4], rows, console)
+    print_table(("id", "since", "reason", "fix"), rows, console)
     for letter in found if whole else ():
         if letter.body:
             console.print(Text(f"\n{letter.id}:\n{letter.body}"))

@@ -27,6 +27,7 @@ def test_letters_are_listed_shown_replayed_and_deleted(
 ) -> None:
     monkeypatch.setenv("DROPFORGE_QUEUE_URL", queues.home)
     assert "There are no dead letters" in terminal("letters").output
+    assert "There are no dead letters" in terminal("dlq").output
     queues.kill("[/red] hello", "it is not JSON: [red]")
     refuse(s3_store, "fam", "d1")
     s3_store.put("drops/fam/d1/_SUCCESS", b"")
@@ -61,4 +62,4 @@ def test_what_cannot_be_sent_or_meant_is_told_and_holds_up_nothing_else(terminal
     assert len(list(s3_store.list(layout.INBOX))) == 1
     assert terminal("letters", "--replay").exit_code == 2
     assert terminal("letters", "--replay", "--discard", "--all").exit_code == 2
-    assert "none of that name" in str(terminal("letters", "nobody").exception)
+    assert "none with that name" in str(terminal("letters", "nobody").exception)
