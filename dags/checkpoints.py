@@ -18,7 +18,7 @@ from kubeflow_training.retries import RetryBudget
 with DAG(
     CHECKPOINTS_DAG,
     dag_display_name="Dropforge: checkpoints",
-    description="Evaluates, exports or registers a checkpoint that somebody asks for in MLflow.",
+    description="Evaluates, exports or registers a checkpoint that a user asks for in MLflow.",
     schedule=ASKS,
     catchup=False,
     max_active_runs=1,

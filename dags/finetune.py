@@ -3,9 +3,9 @@
 | stage | tasks | what comes of it |
 |---|---|---|
 | data | `plan`, `curate`, `check_data` | the recipe, a dataset version with its card, and what the run would take |
-| training | `open_run`, `confirm`, `tokenise`, `train` | an MLflow run, a yes to its costs if asked for, the model |
+| training | `open_run`, `confirm`, `tokenise`, `train` | an MLflow run, approval of its costs if required, the model |
 | evaluation | `champion`, `evaluate`, `decide` | candidate and champion on the same rows, and the verdict |
-| release | `approve`, `register`, `report` | a yes if asked for, a version in MLflow, the alias if it is better |
+| release | `approve`, `register`, `report` | approval if required, a version in MLflow, the alias if it is better |
 
 A run starts by itself when a drop is complete, or by hand: **Trigger**, `dropforge submit`, or Airflow's API with the
 form's fields:
@@ -15,7 +15,7 @@ form's fields:
 ```
 
 Each task has its links under *Details*, and a job its ranks, curves and log under *Training*. A run that failed for
-good goes on from its newest checkpoint when its task `train` is cleared, or with `dropforge resume RUN`.
+good resumes from its newest checkpoint when its task `train` is cleared, or with `dropforge resume RUN`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ with DAG(
         )
         decided = step(promote.decide, DecideTask)(opened)
 
-    with stage("release", "A person's word where it is asked for, the version, and its alias"):
+    with stage("release", "Approval where it is required, the version, and its alias"):
         approved = ApproveOperator(task_id="approve", opened=opened, notifiers=ASKED, **WAITING_TASK)
         registered = step(promote.register, RegisterTask, outlets=[MODELS])(opened)
         reported = step(promote.report, RunTask)(opened, registered, train.output)

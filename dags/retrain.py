@@ -1,6 +1,6 @@
-"""By the calendar: one DAG per family whose file lies in the folder `families`, or in that of `DROPFORGE_FAMILIES`.
+"""By the calendar: one DAG per family whose file is in the folder `families`, or in that of `DROPFORGE_FAMILIES`.
 
-A file that is broken is told by `families.py` as an import error, and takes no other family's DAG away.
+A file that is broken is reported by `families.py` as an import error, and takes no other family's DAG away.
 """
 
 from __future__ import annotations

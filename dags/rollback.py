@@ -1,6 +1,6 @@
 """A family's alias goes back to the version that held it before, or to the one that is named.
 
-The same as `dropforge rollback FAMILY`. Nothing is trained or deleted; the version that is left is marked with the
+The same as `dropforge rollback FAMILY`. Nothing is trained or deleted; the previous champion is marked with the
 reason and is not promoted again, unless it is named here.
 """
 

@@ -1,6 +1,6 @@
 """Several trials of one recipe, each a run of `dropforge_finetune`; the best one becomes the family's candidate.
 
-The same as `dropforge sweep FILE`. Trials that fall behind are stopped early, if the sweep says so.
+The same as `dropforge sweep FILE`. Trials that fall behind are stopped early, if the sweep sets it.
 """
 
 from __future__ import annotations

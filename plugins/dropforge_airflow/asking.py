@@ -129,7 +129,7 @@ class AskPersonOperator(ResumableTask, HITLOperator):
             at = datetime.fromisoformat(event["at"])
             return self._take(self._kept(context, event["chosen_options"], event["by"], at))
         until = datetime.fromisoformat(cast("AskedQuestion", context["task_state_store"].get(_QUESTION))["until"])
-        self.log.info("The question of an earlier try is not answered yet, and stands until %s", f"{until:%FT%TZ}")
+        self.log.info("The question of an earlier try is not answered yet, and is open until %s", f"{until:%FT%TZ}")
         self.note_wait(context)
         # A deadline at once would be a state mismatch.
         left = max(until - datetime.now(UTC), timedelta(seconds=report_seconds()))

@@ -78,7 +78,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "compute.limits.ask_above.gpu_hours": "Ask above (GPU-hours)",
         "compute.limits.ask_above.core_hours": "Ask above (core-hours)",
         "compute.limits.ask_above.cost": "Ask above (cost)",
-        "compute.limits.unknown": "If the plan cannot tell",
+        "compute.limits.unknown": "If the plan cannot estimate it",
         "compute.limits.deadline_hours": "Question: wait for (hours)",
         "compute.limits.otherwise": "Question: without an answer",
         "compute.limits.stop_above.gpu_hours": "Stop above (GPU-hours)",

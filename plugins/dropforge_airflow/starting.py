@@ -162,4 +162,4 @@ class LateOperator(AwaitRunOperator):
     def _late(self, context: Context) -> NoReturn:
         reason = f"run {self.run} has taken {max(0.0, time.time() - self.since):.0f} s and has not ended; {self.told}"
         context["ti"].xcom_push(key="reason", value=reason)
-        raise AirflowFailException(f"Late: {reason}. It goes on; end it on its page if it hangs") from None
+        raise AirflowFailException(f"Late: {reason}. It continues; end it on its page if it hangs") from None

@@ -126,7 +126,7 @@ def held_to(found: Course, undisturbed: Course, *causes: str, lost: int = 0) -> 
     assert tags[tracking.TAG_CAUSES] in causes, tags
     assert tags[tracking.TAG_LOST].isdigit(), tags
     assert int(tags[tracking.TAG_LOST]) >= lost
-    assert f"gang 1: {tags[tracking.TAG_CAUSES]}" in tags[tracking.TAG_FAILURE]
+    assert f"attempt 1: {tags[tracking.TAG_CAUSES]}" in tags[tracking.TAG_FAILURE]
     (gone,) = failed(found.gangs(), "train")
     for gang in found.gangs():
         for replica, rank in (("master-0", 0), ("worker-0", 1)):

@@ -76,7 +76,7 @@ def test_a_failure_names_task_reason_mend_and_where_to_look() -> None:
         "The run failed at task open_run, try 3.",
         "",
         "Reason: recipe key `train.lr`: it is too high.",
-        "Mend: Lower it",
+        "Fix: Lower it",
         "",
         "Family: faq",
         "Drop: monday",
@@ -90,7 +90,7 @@ def test_data_that_a_gate_refuses_are_a_rejected_drop_and_a_failed_run_at_once()
     alert = callbacks.failure(RUN, "check_data", error, 1)
     assert alert.occasions == ("rejected", "failed")
     assert alert.subject == "Dropforge: faq: drop monday is rejected at check_data"
-    assert "Mend: Look at its card" in alert.body
+    assert "Fix: Look at its card" in alert.body
     # The same error in a task that judges no data is a failure.
     assert callbacks.failure(RUN, "open_run", error, 1).occasions == ("failed",)
     assert alert.once == callbacks.failure(RUN, "open_run", error, 1).once
@@ -118,7 +118,9 @@ def test_names_from_outside_cannot_break_a_header_grow_without_end_or_become_mar
 def test_a_question_says_until_when_and_what_silence_means() -> None:
     until = datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
     body = texts.approval(RUN, "approve", "Promote?", "http://a/required_actions", until, "Keep the champion").body
-    assert "Answer: http://a/required_actions\nUntil: 2026-11-25 12:00 UTC; silence means: Keep the champion" in body
+    assert (
+        "Answer: http://a/required_actions\nUntil: 2026-11-25 12:00 UTC; without an answer: Keep the champion" in body
+    )
 
 
 def test_a_trial_that_its_sweep_ended_is_no_failure(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +154,7 @@ def test_a_trial_that_its_sweep_ended_is_no_failure(yard: Yard, monkeypatch: pyt
         ("{", "invalid JSON"),
         ("{}", "valid array"),
         ('[{"notifier": "x", "arguments": {"text": "{body}"}}]', "`0.notifier`"),
-        ('[{"notifier": "a.B", "arguments": {"text": "hello"}}]', "nothing would be told"),
+        ('[{"notifier": "a.B", "arguments": {"text": "hello"}}]', "nothing would be sent"),
         ('[{"notifier": "a.B", "arguments": {"text": "{body}"}, "occasions": ["birthday"]}]', "`0.occasions.0`"),
         ('[{"notifier": "a.B", "arguments": {"text": "{body}"}, "more": 1}]', "`0.more`"),
         ('[{"notifier": "a.B", "arguments": {"text": "{body}", "auth_token": "s3cret"}}]', "`auth_token` looks like"),
@@ -205,7 +207,7 @@ def test_what_no_notifier_took_is_told_by_the_next_who_knows(
     broken = {"notifier": f"{__name__}.Broken", "arguments": {"text": "{body}"}}
     monkeypatch.setenv(wanted.ENVIRONMENT, json.dumps([broken]))
     tell(texts.failed(RUN, "train", "why"))
-    assert "did not tell 'Dropforge: faq: run failed at train': ConnectionError: nobody is there" in caplog.text
+    assert "did not send 'Dropforge: faq: run failed at train': ConnectionError: nobody is there" in caplog.text
     monkeypatch.setenv(wanted.ENVIRONMENT, json.dumps([to_queue(yard)]))
     tell(texts.failed(RUN, "train", "why"))
     assert len(told(yard)) == 1
@@ -261,7 +263,7 @@ def test_intake_tells_of_a_refused_drop_once_and_of_the_same_mistake_made_again(
     first = told(yard)
     assert len(first) == 1, first
     assert first[0].startswith("Dropforge: faq: drop monday is rejected")
-    assert "Mend: " in first[0]
+    assert "Fix: " in first[0]
     yard.store.put("drops/faq/monday/_SUCCESS", b"{")
     intake()
     assert len(told(yard)) == 2

@@ -64,7 +64,7 @@ def test_a_failed_gang_is_kept_once_and_named(
     assert "spec" not in pod
     assert {run for _, run, _, _ in notes} == {"m1"}
     told = {tag: text for _, _, tag, text in notes}
-    assert told.pop("dropforge.failure").startswith(f"{where} gang 1: bad data: rank 0")
+    assert told.pop("dropforge.failure").startswith(f"{where} attempt 1: bad data: rank 0")
     assert told == {"dropforge.causes": "bad data", "dropforge.lost_steps": "unknown"}  # it told of no step
 
 

@@ -45,7 +45,7 @@ def opened(yard: Yard, limits: dict[str, Any] | None, seconds: float | None = 10
         ({"stop_above": {"cost": 1}}, 10, "the recipe limits no plan"),
         ({"ask_above": {"cost": 11}}, 10, "within the recipe's limits"),
         ({"ask_above": {"gpu_hours": 0}}, None, "within the recipe's limits"),
-        ({"ask_above": {"cost": 11}, "unknown": "start"}, None, "as `compute.limits.unknown` wants it: cost not known"),
+        ({"ask_above": {"cost": 11}, "unknown": "start"}, None, "as `compute.limits.unknown` says: cost not known"),
     ],
 )
 def test_nobody_is_asked_without_need(yard: Yard, limits: dict[str, Any] | None, seconds: float, told: str) -> None:
@@ -99,7 +99,7 @@ def test_a_word_is_kept_and_only_a_yes_holds(yard: Yard, monkeypatch: pytest.Mon
     noted: list[str] = []
     monkeypatch.setattr(tracking, "note", lambda *given: noted.append(given[-1]))
     run = opened(yard, {"ask_above": {"cost": 9}})
-    with pytest.raises(AirflowFailException, match="nobody has answered"):
+    with pytest.raises(AirflowFailException, match="awaiting approval"):
         confirm.require_yes(run)
     assert refused(yard.store, "fam-1") is False
     told = confirm.take_answer(run, start=False, by="ann", at=AT)
@@ -111,7 +111,7 @@ def test_a_word_is_kept_and_only_a_yes_holds(yard: Yard, monkeypatch: pytest.Mon
     confirm.take_answer(run, start=True, by=None, at=AT)
     confirm.require_yes(run)
     assert refused(yard.store, "fam-1") is False
-    assert confirm.question(run) == "Nobody is asked again: nobody answered by 2026-11-24T05:00:00Z, which is a yes"
+    assert confirm.question(run) == "Approved before: no one answered by 2026-11-24T05:00:00Z, which counts as yes"
     assert json.loads(yard.store.get(layout.confirmation_key("fam-1")))["plan"]["cost"] == pytest.approx(10)
 
 

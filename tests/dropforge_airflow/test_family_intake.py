@@ -346,7 +346,7 @@ def test_a_broken_file_holds_its_family_s_drops_and_no_other(
     come(store, "d1")
     arrive(store, upload(store, "other", "o1", '{"text": "o"}'))
     assert [key.split("/")[1] for key in intake(store).keys] == ["other"]
-    assert "Drops of family fam wait until its file is mended. family file 'fam.yaml', key `intake.rate`" in caplog.text
+    assert "Drops of family fam wait until its file is fixed. family file 'fam.yaml', key `intake.rate`" in caplog.text
     assert [key.split("/")[1] for key in rules("intake: {rate: 9 per day}")(store).keys] == ["fam"]
 
 
@@ -363,8 +363,8 @@ def test_a_file_that_fails_as_nobody_foresaw_holds_its_family_s_drops_and_no_oth
     for family in ("fam", "odd", "other"):
         arrive(store, upload(store, family, "d1", f'{{"text": "{family}"}}'))
     assert [key.split("/")[1] for key in take_in(store, "b", "alias", Line, rules=look).keys] == ["other"]
-    assert "Drops of family fam wait until its file is mended. family file 'fam.yaml'" in caplog.text
-    assert "Drops of family odd wait until its file is mended. nobody thought of it" in caplog.text
+    assert "Drops of family fam wait until its file is fixed. family file 'fam.yaml'" in caplog.text
+    assert "Drops of family odd wait until its file is fixed. nobody thought of it" in caplog.text
 
 
 @pytest.mark.parametrize("text", [b"{", b"[]", b'{"announced": 7}', b'{"announced": {"x": "y"}, "newest": 3}'])

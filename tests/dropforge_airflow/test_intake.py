@@ -406,7 +406,7 @@ def test_an_object_in_an_archive_is_a_refusal_of_its_drop_alone(s3_store: S3Stor
     assert (done.failed, list(s3_store.list(layout.INBOX))) == ([], [])
     letter = json.loads(s3_store.get(layout.refused_key("evil", "d")))
     assert name in letter["thing"]
-    assert "it lies in an archive (storage class GLACIER" in letter["cause"]
+    assert "it is archived (storage class GLACIER" in letter["cause"]
     assert "storage class STANDARD" in letter["mend"]
     upload(s3_store, "evil", "d", '{"text": "evil"}')
     s3_store.delete("drops/evil/d/recipe.yaml")

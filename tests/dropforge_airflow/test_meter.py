@@ -63,7 +63,7 @@ def test_all_gangs_together_use_up_what_a_run_may(yard: Yard) -> None:
     told = found.used_up()
     assert told is not None
     assert "GPU-hours 3.2" in told
-    assert "2 gang(s)" in told
+    assert "2 attempt(s)" in told
     assert f"base.start: runs/{RUN}/step-N" in told
     operator = MeteredJobOperator(task_id="train", manifest=MANIFEST)
     with pytest.raises(AirflowFailException, match="has used what it may"):
@@ -184,7 +184,7 @@ def test_a_run_that_is_ended_in_the_middle_is_counted_until_then(
     ti = Ti({"train": {"uid": "uid-1", "observation": seen.to_dict()}, "tokenise": None})
     spec = RunSpec.read(yard.store, layout.run_key(RUN))
     assert meter.settle(yard.store, spec, "m").gpu_hours == 0  # the reaper, hours later
-    assert "without 1 whose end nobody saw" in told[-1][-1]
+    assert "without 1 whose end was not seen" in told[-1][-1]
     for _ in range(2):  # the teardown may be tried again
         found = meter.settle(yard.store, spec, "m", meter.seen_starts(ti))
     assert found.gpu_hours == pytest.approx(hours, abs=0.05)

@@ -361,7 +361,7 @@ def test_a_missing_queue_is_waited_for_with_one_line(yard: Yard, caplog: pytest.
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(errors) == 1
     assert errors[0].exc_info is None
-    assert "Create it, or mend DROPFORGE_QUEUE_URL" in errors[0].getMessage()
+    assert "Create it, or fix DROPFORGE_QUEUE_URL" in errors[0].getMessage()
 
 
 def test_an_address_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

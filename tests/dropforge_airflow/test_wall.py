@@ -55,4 +55,4 @@ def test_a_trainer_that_began_before_the_opening_waited_for_nothing() -> None:
 def test_the_table_ends_with_the_sum() -> None:
     lines = wall_lines(whole_wall(1000.0, trained(pulled=12.0), WALL))
     assert narrow(lines[2]) == "| queue | 18.0 | 14% |"
-    assert narrow(lines[-1]) == "| **in all** | 130.0 | |"
+    assert narrow(lines[-1]) == "| **in total** | 130.0 | |"

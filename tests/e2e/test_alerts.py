@@ -90,7 +90,7 @@ def test_a_question_and_a_promotion_are_told_once(
     run = wait_for_run(stack.connection, stack.drop(FAMILY, "one", samples[2], RECIPE))
     wait("the question", lambda: stack.tasks(run).get("approve", {}).get("state") == "awaiting_input", 600)
     (question,) = wait("its alert", lambda: told.about("approval: "))
-    assert f"approval: Dropforge: {FAMILY}: your word is needed" in question
+    assert f"approval: Dropforge: {FAMILY}: your approval is needed" in question
     assert "Until: " in question
     assert f"Answer: {stack.connection.airflow.url}/" in question
     assert "/required_actions" in question
@@ -119,7 +119,7 @@ def test_refused_data_are_told_as_a_rejected_drop(stack: Stack, told: Told, tmp_
     assert stack.end(run) == "failed"
     (refused,) = wait("the gate's alert", lambda: told.about("drop few is rejected"))
     assert refused.startswith(f"rejected: Dropforge: {FAMILY}: drop few is rejected at c")
-    assert "Mend: " in refused
+    assert "Fix: " in refused
     stack.connection.store.put(f"drops/{FAMILY}/torn/_SUCCESS", b"{")
     (torn,) = wait("intake's alert", lambda: told.about("drop torn is rejected"))
     assert "no run begins" in torn

@@ -47,7 +47,7 @@ def promoted(stack: Stack, page: Page, samples: dict[int, dict[str, Path]]) -> s
     (tracked,) = stack.tracked(run)
     assert tracked.info.status == "RUNNING"
     assert tracked.data.tags[tracking.TAG_APPROVAL].startswith("asked until ")
-    assert tracked.data.tags[tracking.TAG_VERDICT].startswith("keep champion: a person is asked")
+    assert tracked.data.tags[tracking.TAG_VERDICT].startswith("keep champion: awaiting approval")
     assert stack.champion(FAMILY) is None
 
     page.goto(tracked.data.tags[tracking.TAG_APPROVAL].partition(": ")[2])
@@ -110,7 +110,7 @@ def test_silence_is_what_the_recipe_says_it_is(stack: Stack, promoted: str) -> N
     run = ask_again(stack, 5, deadline_hours=0.01)
     assert stack.end(run) == "success"
     (tracked,) = stack.tracked(run)
-    assert tracked.data.tags[tracking.TAG_VERDICT].startswith("keep champion: nobody answered by ")
+    assert tracked.data.tags[tracking.TAG_VERDICT].startswith("keep champion: no one answered by ")
     assert tracked.data.tags[tracking.TAG_VERSION] != stack.champion(FAMILY) == champion
 
 
@@ -128,7 +128,7 @@ def test_a_no_in_the_terminal_keeps_the_champion_and_is_asked_again_after_a_clea
     assert stack.champion(FAMILY) == champion
     done = typed(stack, "approve", f"{FAMILY}/two", "--yes")
     assert done.returncode == 2
-    assert "nobody is asked" in done.stderr
+    assert "it awaits no approval" in done.stderr
 
     stack.clear(run, "approve")
     asked(stack, run)

@@ -110,7 +110,7 @@ def test_a_yes_lets_it_go_on_and_holds_after_a_clear(stack: Stack, begun: str) -
     stack.see(begun, "confirm", "success")
     stack.cancel(begun)
     assert stack.end(begun) == "failed"
-    assert f"Nobody is asked again: {AIRFLOW_USER} said yes at " in stack.log(begun, "confirm")
+    assert f"Approved before: {AIRFLOW_USER} said yes at " in stack.log(begun, "confirm")
 
 
 def test_a_run_that_has_used_what_it_may_is_ended_without_a_retry(stack: Stack, begun: str) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOST: Final = "nothing was told before its end: the log of the task, or of the worker, may say more"
+_LOST: Final = "nothing was reported before its end: the log of the task, or of the worker, may show more"
 
 
 class TaskFailed(BaseNotifier):
@@ -46,7 +46,7 @@ class TaskFailed(BaseNotifier):
                 return
             tell(failure(where(context), ti.task_id, error, ti.try_number), context)
         except Exception:
-            log.exception("The failure could not be told")
+            log.exception("The failure could not be reported")
 
 
 class RunFailed(BaseNotifier):
@@ -58,7 +58,7 @@ class RunFailed(BaseNotifier):
             found = where(context)
             states = _states(ti, found) if ti is not None else {}
             if "skipped" in states.values():
-                log.info("A person ended the run: nobody is told")
+                log.info("A user ended the run: no alert is sent")
                 return
             if ended_by_sweep(context.get("dag_run")):
                 return
@@ -66,7 +66,7 @@ class RunFailed(BaseNotifier):
             task = tasks[0] if tasks else str(getattr(ti, "task_id", None) or context.get("reason"))
             tell(texts.failed(found, task, _LOST), context)
         except Exception:
-            log.exception("The failure could not be told")
+            log.exception("The failure could not be reported")
 
 
 class Asked(BaseNotifier):
@@ -86,7 +86,7 @@ class Asked(BaseNotifier):
             )
             tell(alert, context)
         except Exception:
-            log.exception("The question could not be told")
+            log.exception("The question could not be sent")
 
 
 def ended_by_sweep(run: Any) -> bool:
@@ -106,7 +106,7 @@ def ended_by_sweep(run: Any) -> bool:
             return False
         if sweeps.ended(connection.open_store(from_env().bucket), str(conf.get("family")), by) is None:
             return False
-        log.info("The sweep ended this trial: nobody is told")
+        log.info("The sweep ended this trial: no alert is sent")
         return True
     except DataError:
         return False  # no sweep wrote this

@@ -40,7 +40,7 @@ def tell(alert: Alert, context: Mapping[str, Any] | None = None) -> None:
         store = _store()
         key = layout.told_key(alert.once)
         if _told(store, key):
-            log.info("Told before: %s", alert.subject)
+            log.info("Sent before: %s", alert.subject)
             return
         sent = [send(one, alert, context) for one in listening]
         # Only now: who dies in between tells it twice, and not never.
@@ -76,9 +76,9 @@ def send(one: Wanted, alert: Alert, context: Mapping[str, Any] | None = None) ->
     thread.join(_PATIENCE)
     said = trouble[0]
     if said:
-        log.error("Notifier %s did not tell %r: %s", one.notifier, alert.subject, said)
+        log.error("Notifier %s did not send %r: %s", one.notifier, alert.subject, said)
     else:
-        log.info("Told through %s: %s", one.notifier, alert.subject)
+        log.info("Sent through %s: %s", one.notifier, alert.subject)
     return said
 
 
@@ -104,7 +104,7 @@ def _store() -> Store | None:
     try:
         return connection.open_store(from_env().bucket)
     except Exception as error:
-        log.warning("What was told before cannot be looked up: %s", error)
+        log.warning("Which alerts were sent before cannot be looked up: %s", error)
         return None
 
 
@@ -112,7 +112,7 @@ def _told(store: Store | None, key: str) -> bool:
     try:
         return store is not None and store.stat(key) is not None
     except Exception as error:  # a store that is away may be what is to be told
-        log.warning("What was told before cannot be looked up: %s", error)
+        log.warning("Which alerts were sent before cannot be looked up: %s", error)
         return False
 
 
@@ -121,4 +121,4 @@ def _mark(store: Store, key: str, alert: Alert) -> None:
     try:
         store.put_if_absent(key, json.dumps(note, indent=1).encode())
     except Exception as error:
-        log.warning("That %r is told cannot be kept: %s", alert.subject, error)
+        log.warning("That %r was sent cannot be recorded: %s", alert.subject, error)

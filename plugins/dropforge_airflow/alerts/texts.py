@@ -139,14 +139,14 @@ def letters(reasons: Sequence[str], first: str) -> Alert:
 
 def approval(where: Where, task: str, question: str, page: str, until: datetime | None, otherwise: str) -> Alert:
     """A person's word is needed. :param otherwise: what silence means; empty if nothing."""
-    silence = f"; silence means: {plain(otherwise)}" if otherwise else ""
+    silence = f"; without an answer: {plain(otherwise)}" if otherwise else ""
     lines = [plain(question, _REASON), "", f"Answer: {page}"]
     if until is not None:
         lines.append(f"Until: {until:%F %H:%M} UTC{silence}")
     return Alert(
         ("approval",),
-        _subject(f"{where.name}: your word is needed"),
-        _body("A run waits for a person.", lines, where.lines()),
+        _subject(f"{where.name}: your approval is needed"),
+        _body("A run awaits approval.", lines, where.lines()),
         f"approval/{task}/{where.once}",
         where.family,
     )
@@ -203,7 +203,7 @@ def _subject(text: str) -> str:
 
 def _why(reason: str, mend: str) -> list[str]:
     lines = [f"Reason: {plain(reason, _REASON)}"]
-    return [*lines, f"Mend: {plain(mend, _REASON)}"] if mend else lines
+    return [*lines, f"Fix: {plain(mend, _REASON)}"] if mend else lines
 
 
 def _body(first: str, *parts: Sequence[str]) -> str:

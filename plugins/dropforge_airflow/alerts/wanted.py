@@ -42,7 +42,7 @@ class Wanted(BaseModel):
             if secret or _LOGIN.search(text):
                 raise ValueError(f"`{key}` looks like a secret: put it into a connection, and name that")
         if not any("{body" in text or "{subject" in text for _, text in texts):
-            raise ValueError("no argument holds `{body}` or `{subject}`, so nothing would be told")
+            raise ValueError("no argument holds `{body}` or `{subject}`, so nothing would be sent")
         return arguments
 
     def wants(self, alert: Alert) -> bool:
@@ -65,7 +65,7 @@ def parse(text: str, where: str) -> list[Wanted]:
         place = ".".join(str(part) for part in first["loc"])
         said = f"{f'`{place}`: ' if place else ''}{cause(first, shown=False)}"
         raise DropforgeError(
-            where, said, "Mend it as docs/how-to/alerts.md shows, and try it with the DAG `dropforge_alerts`"
+            where, said, "Fix it as docs/how-to/alerts.md shows, and try it with the DAG `dropforge_alerts`"
         ) from None
 
 

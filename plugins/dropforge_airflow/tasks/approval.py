@@ -25,9 +25,9 @@ def question(opened: Opened) -> Question | str:
         spec, evaluation, report, verdict = promote.judge(store, opened, person=False)
         asked = promote.approval_of(spec)
         if asked is None:
-            return "The recipe wants nobody to be asked"
+            return "The recipe asks for no approval"
         if not verdict.promote:
-            return f"Nobody is asked: {verdict.reason}"
+            return f"No approval is asked for: {verdict.reason}"
         pair = Pair.of(report, evaluation)
         link = pair.champion and tracking.side_by_side(
             from_env().tracking_uri, opened["mlflow_run"], spec.family, pair.champion

@@ -48,7 +48,7 @@ def link(spec: RunSpec, job: Mapping[str, Any], seen: Observation, where: str, f
 
     if spec.tracking is None:
         return
-    tags = {tracking.TAG_FAILURE: f"{where} gang {job.get('gang')}: {seen.reason or 'unknown'}: {seen.message}"}
+    tags = {tracking.TAG_FAILURE: f"{where} attempt {job.get('gang')}: {seen.reason or 'unknown'}: {seen.message}"}
     if failed:
         lost = gangs.lost_steps(failed)
         tags[tracking.TAG_CAUSES] = ", ".join(gang.reason for gang in failed)

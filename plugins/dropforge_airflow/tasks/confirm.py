@@ -38,13 +38,13 @@ def question(opened: Opened) -> Question | str:
     judged = costs.judge(plan.hours, limits)
     if judged.word == "start" or limits is None:
         if judged.reasons:
-            return f"Nobody is asked, as `compute.limits.unknown` wants it: {'; '.join(judged.reasons)}"
+            return f"No approval is asked for, as `compute.limits.unknown` says: {'; '.join(judged.reasons)}"
         what = "the plan is within the recipe's limits" if limits and limits.ask_above else "the recipe limits no plan"
-        return f"Nobody is asked: {what}"
+        return f"No approval is asked for: {what}"
     before = confirmation.read(store, spec.run)
     if before is not None and before.start:
         tell_asked(opened, before.told)  # the worker that kept it may have been killed before
-        return f"Nobody is asked again: {before.told}"
+        return f"Approved before: {before.told}"
     if judged.word == "stop":
         raise AirflowFailException(
             f"Run {spec.run} does not begin: {'; '.join(judged.reasons)}. `compute.limits.unknown` is `stop`: say "
@@ -100,7 +100,7 @@ def require_yes(opened: Opened) -> None:
     """:raises AirflowFailException: if the last word is no."""
     word = confirmation.read(connection.open_store(from_env().bucket), opened["run"])
     if word is None or not word.start:
-        told = "nobody has answered" if word is None else word.told
+        told = "awaiting approval" if word is None else word.told
         raise AirflowFailException(
             f"Run {opened['run']} does not begin: {told}. No pod was made. Clear the task `confirm` to be asked again"
         )

@@ -62,5 +62,5 @@ def _measured(tracking_uri: str, family: str, recipe: Recipe) -> tuple[Speed | N
         with tracking.short_patience():
             return speeds.measured(tracking_uri, family, recipe), ""
     except Exception as error:  # MLflow and the ways to it raise many kinds
-        log.warning("MLflow does not tell how fast earlier runs were: %r", error)
+        log.warning("MLflow does not report how fast earlier runs were: %r", error)
         return None, "MLflow does not answer"

@@ -210,7 +210,7 @@ def _unexpected(name: DropName, error: Exception) -> DropforgeError:
     """An error that nobody foresaw, as one of its drop: it must not come again and again before all others."""
     log.error("Drop %s/%s cannot be looked at", *name, exc_info=error)
     cause = f"it cannot be looked at ({type(error).__name__}: {error})"
-    mend = f"The log of intake has the whole error. Upload {layout.SUCCESS} again once its cause is mended"
+    mend = f"The log of intake has the whole error. Upload {layout.SUCCESS} again once its cause is fixed"
     return DropforgeError(f"drop {name.family}/{name.drop}", cause, mend)
 
 

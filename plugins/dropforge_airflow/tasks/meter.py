@@ -96,9 +96,9 @@ class Meter:
         if left is None or left >= _SECOND:
             return None
         return (
-            f"Run {self._run} has used what it may: {found}, over {len(known)} gang(s), and "
-            f"`compute.limits.stop_above` is {self._limit()}. It ends here, and its checkpoints stay. To go on, start "
-            f"a run with `base.start: runs/{self._run}/step-N` and more hours"
+            f"Run {self._run} has used what it may: {found}, over {len(known)} attempt(s), and "
+            f"`compute.limits.stop_above` is {self._limit()}. It ends here, and its checkpoints stay. To continue, "
+            f"start a run with `base.start: runs/{self._run}/step-N` and more hours"
         )
 
     def _limit(self) -> str:
@@ -150,9 +150,9 @@ def settle(store: Store, spec: RunSpec, mlflow_run: str, starts: Mapping[str, fl
     known = gangs.kept(store, run)
     ended = [gang for gang in known if gang.ended is not None]
     found = gangs.used(ended, now, Tariff.of(compute))
-    told = [f"{found}; {len(ended)} gang(s)"]
+    told = [f"{found}; {len(ended)} attempt(s)"]
     if len(ended) < len(known):
-        told.append(f"without {len(known) - len(ended)} whose end nobody saw")
+        told.append(f"without {len(known) - len(ended)} whose end was not seen")
     limits = compute.limits
     if limits is not None and limits.stop_above is not None:
         told += costs.passed(found, limits.stop_above, "compute.limits.stop_above")

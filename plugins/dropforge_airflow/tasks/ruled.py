@@ -55,7 +55,7 @@ def by_rules(
             most = run_limits().bytes if family is not None and family.intake is not None else None
         except Exception as error:  # whatever its file does: the other families do not wait for it
             # Whether there are rules nobody can tell, and a thousand runs cannot be taken back.
-            log.error("Drops of family %s wait until its file is mended. %s", name, error)
+            log.error("Drops of family %s wait until its file is fixed. %s", name, error)
             found.append(Ruled(name, [marker for marker in its if marker.nudged.times]))
             continue
         if family is None or family.intake is None:

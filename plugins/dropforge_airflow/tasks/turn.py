@@ -58,7 +58,7 @@ def champion(opened: Opened, ti: Any = None, run_id: str | None = None) -> PokeR
         "champion": noted(current, datetime.now(UTC)) if current else None,
     }
     store.put(layout.evaluate_key(opened["run"]), json.dumps(request, indent=1).encode())
-    log.info("Compared with %s", f"version {current.version}" if current else "nobody: there is no champion yet")
+    log.info("Compared with %s", f"version {current.version}" if current else "nothing: there is no champion yet")
     return PokeReturnValue(is_done=True, xcom_value=current.version if current else None)
 
 

@@ -42,5 +42,5 @@ def wall_lines(wall: Mapping[str, float]) -> list[str]:
         (as_cell(as_line(name)), f"{value:.1f}", f"{value / max(1e-9, wall['seconds']):.0%}")
         for name, value in wall.items()
     ]
-    whole = ("**in all**", f"{wall['seconds']:.1f}", "")
+    whole = ("**in total**", f"{wall['seconds']:.1f}", "")
     return markdown_table(("wall time", "seconds", "share"), [*rows[1:], whole], {"seconds", "share"}).split("\n")

@@ -133,7 +133,7 @@ class Post:
             record = {"reason": reason, "message": number, "body": body, "at": datetime.now(UTC).isoformat()}
             self._store.put(key, json.dumps(record, indent=1).encode())
             where = f"{self._store.uri}/{key}"
-        log.warning("Message %s of %s was put aside: %s. It lies in %s", number, self.queue_url, reason, where)
+        log.warning("Message %s of %s was set aside: %s. It is in %s", number, self.queue_url, reason, where)
 
     def check(self, acknowledge: float) -> None:
         """Say how the queue should be set up otherwise. :param acknowledge: Airflow's patience with an event, in s."""
@@ -234,7 +234,7 @@ class Post:
         code = str(error.response.get("Error", {}).get("Code", ""))
         if code in {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"}:
             return DropforgeError(
-                f"queue {self.queue_url}", "it does not exist", "Create it, or mend DROPFORGE_QUEUE_URL"
+                f"queue {self.queue_url}", "it does not exist", "Create it, or fix DROPFORGE_QUEUE_URL"
             )
         return error
 

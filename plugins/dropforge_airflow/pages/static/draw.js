@@ -44,7 +44,7 @@ export function bytes(value) {
   return `${place ? value.toPrecision(3) : value} ${units[place]}`;
 }
 
-/** How long something took; of what goes on, it is told anew each second. */
+/** How long something took; of what still runs, it is shown again each second. */
 export function lasted(began, ended) {
   if (!began) return "";
   return ended ? span(new Date(ended) - new Date(began)) : el("span", { "data-began": began }, span(Date.now() - new Date(began)));
@@ -126,7 +126,7 @@ export function followTheme() {
   try {
     if (window.parent !== window) outer = window.parent.document.documentElement;
   } catch {
-    outer = null; // a frame of somebody else's
+    outer = null; // a frame of another page
   }
   const apply = () => {
     const dark = outer ? outer.classList.contains("dark") : system.matches;
@@ -157,7 +157,7 @@ export function sections(page, parts) {
   });
 }
 
-/** Ask for the page's values again and again; less often when nothing moves, not at all where nobody looks. */
+/** Ask for the page's values again and again; less often when nothing moves, not at all while the page is hidden. */
 export function poll(address, show, { quick = 3000, slow = 30000 } = {}) {
   let timer = null;
   const told = document.getElementById("trouble");

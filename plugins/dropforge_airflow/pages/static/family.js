@@ -66,10 +66,10 @@ function drops(v) {
     became(v, drop),
   ]);
   return card(
-    "Drops and what became of them",
+    "Drops and what happened to them",
     "drops",
     rows.length ? table(["drop", "entered", "size", "became"], rows, "drops") : el("p", { class: "quiet" }, "No drop is in the ledger."),
-    v.more_drops ? el("p", { class: "quiet" }, v.whole ? `and ${number(v.more_drops)} older ones` : `and more than ${number(v.more_drops)} others: too many to tell the newest`) : "",
+    v.more_drops ? el("p", { class: "quiet" }, v.whole ? `and ${number(v.more_drops)} older ones` : `and more than ${number(v.more_drops)} others: too many to find the newest`) : "",
   );
 }
 

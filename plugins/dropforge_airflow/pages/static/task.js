@@ -56,7 +56,7 @@ function job(v) {
       { class: "facts" },
       state(j.phase),
       el("span", {}, pods),
-      j.gang > 1 ? el("span", {}, `gang ${j.gang}`) : "",
+      j.gang > 1 ? el("span", {}, `attempt ${j.gang}`) : "",
       el("span", {}, lasted(j.began, j.ended)),
     ),
     j.queue ? el("p", { class: "warn" }, j.position ? `At position ${j.position} of queue ${j.queue}` : `In queue ${j.queue}`) : "",
@@ -121,7 +121,7 @@ function tries(v) {
     "tries",
     rows.length ? table(["try", "state", "began", "time", "why again"], rows) : el("p", { class: "quiet" }, "none yet"),
     ran.length ? el("h3", {}, "Attempts of the training") : "",
-    ran.length ? table(["attempt", "went on", "ranks", "host of rank 0", "began"], ran) : "",
+    ran.length ? table(["attempt", "resumed", "ranks", "host of rank 0", "began"], ran) : "",
   );
 }
 
@@ -149,7 +149,7 @@ function checkpoints(v) {
 
 function champion(v) {
   const c = v.champion;
-  const rival = c.version ? `version ${c.version}, the champion` : "nobody: the family had no champion";
+  const rival = c.version ? `version ${c.version}, the champion` : "nothing: the family had no champion";
   const change = (f) => {
     if (typeof f.candidate !== "number" || typeof f.champion !== "number") return "";
     const by = f.candidate - f.champion;
