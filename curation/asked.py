@@ -72,7 +72,7 @@ def _language(language: recipe.Language) -> Language:
     if strange:
         raise RecipeError(
             "recipe key `curation.language.keep`",
-            f"{identifier()} cannot tell {', '.join(strange)}",
+            f"{identifier()} cannot detect {', '.join(strange)}",
             f"Name languages of {', '.join(sorted(known()))}",
         )
     keep = tuple(sorted(set(language.keep)))

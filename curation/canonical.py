@@ -506,7 +506,7 @@ def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:
     if answered and "assistant" not in body:
         raise RejectError(Reason.NO_ANSWER, "no message of the assistant")
     if answered and silent and silent == body.count("assistant"):
-        raise RejectError(Reason.NO_ANSWER, "no answer is to be learned: all have weight 0 or stand in a prompt")
+        raise RejectError(Reason.NO_ANSWER, "no answer is to be learned: all have weight 0 or are in a prompt")
     if body[:1] != ["user"]:
         raise RejectError(Reason.BAD_ORDER, f"it begins with {body[0]}" if body else "no message of the user")
     if "system" in body:

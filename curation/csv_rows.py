@@ -232,7 +232,7 @@ def _header(cells: list[str], position: int, head: bytes) -> _Header | Fault:
     named = [name for name in columns if name]
     if not named or len(set(named)) != len(named) or any(_is_broken(cell) for cell in columns):
         double = next((name for name, count in Counter(named).items() if count > 1), None)
-        cause = f"column {double[:60]!r} stands twice" if double else "column names repeat or are not UTF-8"
+        cause = f"column {double[:60]!r} appears twice" if double else "column names repeat or are not UTF-8"
         return Fault(position, Reason.BAD_HEADER, cause, head)
     least = max(at for at, name in enumerate(columns, 1) if name)
     folded = _names(cells)

@@ -119,7 +119,7 @@ SEEN: Final = {
     "spaced": "rows have cells with a space before their quotes, which were read as characters; "
     "write none behind what separates cells",
     "escaped": "rows have `\\n`, `\\t`, `\\r`, `\\\\`, or `\\` before a line end, which were read as letters; if they "
-    "stand for line ends, tabs and backslashes, as PostgreSQL, MySQL and Hive write them, export as CSV with quotes "
+    "mean line ends, tabs and backslashes, as PostgreSQL, MySQL and Hive write them, export as CSV with quotes "
     "and without escapes",
     "names": "lines repeat the names of columns, or are the rule below them, and were left out",
 }
@@ -136,4 +136,4 @@ def told(head: bytes) -> list[str]:
     bare = sum(not name.strip() for name in names)
     if bare < 2:
         return []  # a single one may be pandas' index
-    return [f"{bare} columns have no name; they are passed over, and a row with a value in one of them cannot be used"]
+    return [f"{bare} columns have no name; they are skipped, and a row with a value in one of them cannot be used"]

@@ -162,7 +162,7 @@ def _items(name: str, key: str, split: Split, first: int, rules: Rules, limits: 
             continue
         if isinstance(record, Fault):
             cause = f"its row at {record.position} cannot be read: {record.reason}, {record.detail}"
-            raise DataError(f"evaluation set {name!r} ({key})", cause, "Mend the row: no item may be passed over")
+            raise DataError(f"evaluation set {name!r} ({key})", cause, "Fix the row: no item may be skipped")
         yield Item(number, name, record.position, tuple(_leaves(record.fields)))
         number += 1
     if number == first:

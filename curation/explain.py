@@ -219,7 +219,7 @@ class _Ledgers:
         file = part.local(named.file)
         thing = f"row '{named.file}:{named.line}'"
         if part.drop is None:
-            cause = "a dataset version does not say where its drop's files lie, and lines are counted in them"
+            cause = "a dataset version does not say where its drop's files are, and lines are counted in them"
             raise DataError(thing, cause, "Name it by its run instead of the digest, or as FILE@POSITION")
         drop = part.drop()
         found = [each for each in drop.files if each.key == file]
@@ -237,7 +237,7 @@ class _Ledgers:
             within &= pc.field("position") >= begin
         last = pc.max(self.rows(part, within, ["position"])["position"]).as_py()
         if last is None:
-            raise DataError(thing, "no row lies there", "A blank line and names of columns are none")
+            raise DataError(thing, "there is no row", "A blank line and names of columns are none")
         return [last]
 
 

@@ -100,7 +100,7 @@ def _missing(names: Sequence[str]) -> list[str]:
         if (lost := int(parts) - len(there)) > 0:
             number = next(at for at in range(first, first + int(parts)) if at not in there)
             name = f"{stem}{number:0{len(parts)}}-of-{parts}{end}"
-            lines.append(f"{name}: missing, {lost:,} of {int(parts):,} parts in all")
+            lines.append(f"{name}: missing, {lost:,} of {int(parts):,} parts in total")
     return lines
 
 

@@ -36,7 +36,7 @@ _FOREIGN: Final = {
     b"/annex/objects/": "a pointer of git-annex, not the file: fetch it with `git annex get`",
     b"../.git/annex/objects/": "a link of git-annex, not the file: fetch it with `git annex get`",
     b".git/annex/objects/": "a link of git-annex, not the file: fetch it with `git annex get`",
-    b"[InternetShortcut]": "a shortcut to another place, not what lies there",
+    b"[InternetShortcut]": "a shortcut to another place, not what is there",
     b"%PDF": "PDF",
     b"%!PS": "PostScript",
     b"{\\rtf": "RTF",

@@ -66,7 +66,7 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
             share <= rules.max_quarantined,
             f"{share:.2%} of {rows:,} rows" + (f", mostly {worst} ({bad[worst]:,}){_cause(manifest)}" if worst else ""),
             f"at most {rules.max_quarantined:.2%}",
-            (f"{MENDS[Reason(worst)]}; or" if worst else "Mend the rows, or") + " raise `curation.max_quarantined`",
+            (f"{MENDS[Reason(worst)]}; or" if worst else "Fix the rows, or") + " raise `curation.max_quarantined`",
         ),
         Check(
             "few rows filtered",
@@ -90,7 +90,7 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
             all(counts.get(split, 0) > 0 for split in SPLITS),
             f"{counts.get('train', 0):,} train, {counts.get('eval', 0):,} eval",
             "at least one each",
-            "Rows with one input, or of one group, stand on one side: give other inputs and more than one group"
+            "Rows with one input, or of one group, are on one side: give other inputs and more than one group"
             if kept > 1
             else "Drop more data",
             soft=False,
@@ -179,7 +179,7 @@ def _ceiling(counts: Mapping[str, int], reason: str, most: float) -> Check:
 def _words(manifest: Manifest, least: int) -> Check:
     name, wanted, words = "enough words", f"at least {least:,}", manifest.measured.get("words")
     if words is None:
-        return Check(name, False, "the manifest does not tell them", wanted, _ANEW.format("min_words"), whole=True)
+        return Check(name, False, "the manifest does not record them", wanted, _ANEW.format("min_words"), whole=True)
     mend = "Drop more data, or lower `curation.gate.min_words`"
     return Check(name, words >= least, f"{words:,} words after curation", wanted, mend, whole=True)
 
@@ -187,7 +187,7 @@ def _words(manifest: Manifest, least: int) -> Check:
 def _drift(manifest: Manifest, most: float) -> Check:
     name, wanted = "little drift", f"at most {most:g}"
     if "words" not in manifest.measured:
-        return Check(name, False, "the manifest does not tell it", wanted, _ANEW.format("max_drift"))
+        return Check(name, False, "the manifest does not record it", wanted, _ANEW.format("max_drift"))
     drift = manifest.measured.get("drift")
     if drift is None:
         return Check(name, True, "there was no version of the family before", wanted)
@@ -211,7 +211,7 @@ def _drift(manifest: Manifest, most: float) -> Check:
 def _types(manifest: Manifest) -> Check:
     name, wanted = "columns keep their types", "one type in all files of a format, and that of the version before"
     if "words" not in manifest.measured:
-        return Check(name, False, "the manifest does not tell it", wanted, _ANEW.format("type_changes"))
+        return Check(name, False, "the manifest does not record it", wanted, _ANEW.format("type_changes"))
     found = manifest.measured.get("retyped", ())
     told = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
     mend = "Write the column alike everywhere, or set `curation.gate.type_changes` to report"
@@ -224,12 +224,12 @@ def _unknown(manifest: Manifest) -> Check:
     found = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in first[:3])
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
     mend = "Name their meaning in `data.columns`, keep them with `data.keep_columns`, leave them out, or set"
-    wanted, mend = "keys that mean something or are kept", f"{mend} `curation.unknown_keys` to tell"
+    wanted, mend = "keys that mean something or are kept", f"{mend} `curation.unknown_keys` to `tell`"
     return Check("no unknown keys", not keys, f"{found}{more}" or "every key is known", wanted, mend)
 
 
 #: For a version that an earlier Dropforge made. A new salt makes another one of the same drop.
-_ANEW: Final = "Leave `curation.gate.{}` out, or change `data.split_salt`, which makes the version anew"
+_ANEW: Final = "Leave `curation.gate.{}` out, or change `data.split_salt`, which makes a new version"
 
 
 def check_names(recipe: Recipe) -> None:

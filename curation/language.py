@@ -62,7 +62,7 @@ def _model() -> Any:
     except ImportError:
         raise RecipeError(
             "recipe key `curation.language`",
-            "the package py3langid, which tells languages, is not installed",
+            "the package py3langid, which detects languages, is not installed",
             "Install `dropforge[text]`, or leave the key out",
         ) from None
     # One of our own: the package's functions share one that others may restrict to some languages.

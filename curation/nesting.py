@@ -39,7 +39,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) != len(pairs):
         counts = Counter(name for name, _ in pairs)
         twice = next(name for name, count in counts.items() if count > 1)
-        raise RejectError(Reason.DUPLICATE_FIELD, f"field {twice[:60]!r} stands twice")
+        raise RejectError(Reason.DUPLICATE_FIELD, f"field {twice[:60]!r} appears twice")
     return fields
 
 

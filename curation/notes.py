@@ -68,7 +68,7 @@ def warnings(
     others = {task.name for task in work if task.split.format.kind != "text"}
     others |= {file.key for file in files if file.size == 0}
     told |= dict.fromkeys(said([file.key for file in files], columns, others))
-    told |= {f"{name}: passed over, because {why}": None for name, why in passed.items()}  # each by its name, so last
+    told |= {f"{name}: skipped, because {why}": None for name, why in passed.items()}  # each by its name, so last
     return first_of(list(told), _WARNINGS, "warnings about files")
 
 
@@ -133,9 +133,9 @@ _SHARES: Final = (
     "leaked",
 )
 _MISREAD: Final = {
-    "replaced": "rows hold U+FFFD, which programs write for bytes that they could not read: write them anew from the "
+    "replaced": "rows hold U+FFFD, which programs write for bytes that they could not read: write them again from the "
     "original",
-    "misread": "rows are UTF-8 that was read as something else, as `Ã¤` for `ä`; `curation.unicode: repair` mends them",
+    "misread": "rows are UTF-8 that was read as something else, as `Ã¤` for `ä`; `curation.unicode: repair` fixes them",
 }
 #: What is told where most rows of a file have it.
 _MOSTLY: Final = {
@@ -148,7 +148,7 @@ _ENTITIES: Final = (
     "if that is not meant, write the characters"
 )
 _LETTERS: Final = (
-    "rows have `\\n` in letters, and hardly any has a line end; if that is not meant, write JSON once, not twice"
+    "rows have `\\n` in letters, and few have a line end; if that is not meant, write JSON once, not twice"
 )
 #: One row in so many is more than a few.
 _SOME: Final = 20

@@ -97,7 +97,7 @@ def _load(name: str, target: str, unpacked: Path) -> Kernel:
 
 
 def _refused(name: str, target: str, cause: str) -> RecipeError:
-    return RecipeError(f"{name!r} of the {GROUPS[KERNELS]} ({target})", cause, "Mend it, and name the new wheel")
+    return RecipeError(f"{name!r} of the {GROUPS[KERNELS]} ({target})", cause, "Fix it, and name the new wheel")
 
 
 def _put_through(name: str, kernel: Kernel, passages: pa.RecordBatch) -> Staged:

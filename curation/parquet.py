@@ -135,7 +135,7 @@ def read_parquet(
 def twice(columns: Sequence[str]) -> str | None:
     """What is wrong with columns of which two have one name: a row would hold the last one alone."""
     name = next((name for name, count in Counter(columns).items() if count > 1), None)
-    return None if name is None else f"column {name[:60]!r} stands twice"
+    return None if name is None else f"column {name[:60]!r} appears twice"
 
 
 def _batches(

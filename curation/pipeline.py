@@ -53,8 +53,8 @@ from dropforge.store import Store
 #: Items of evaluation sets on the card.
 _SHOWN: Final = 12
 _ALONE: Final = (
-    "The sample stands alone: copies of earlier drops of the family, the sides of their rows and what is forgotten are "
-    "not looked at"
+    "The sample is curated alone: copies of earlier drops of the family, the sides of their rows and what is forgotten "
+    "are ignored"
 )
 
 
@@ -206,7 +206,7 @@ def follow(
             return made
         if increments.move(desk.store, family, head, made, recipe):
             return made
-        say("Another drop of the family was faster; this one is settled once more, behind it")
+        say("Another drop of the family was faster; this one is deduplicated and split again, behind it")
 
 
 def step(

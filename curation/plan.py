@@ -128,7 +128,7 @@ def small(store: Store, drop: Drop, file: DropFile, folder: Path) -> bytes:
     """
     if file.size > _LARGEST_LIST:
         cause = f"it lists files in {file.size:,} bytes, more than {_LARGEST_LIST:,}"
-        raise DataError(f"file {file.key!r} of the drop {drop.prefix}", cause, "Write the table anew, in fewer files")
+        raise DataError(f"file {file.key!r} of the drop {drop.prefix}", cause, "Write the table again, in fewer files")
     return fetch(store, drop, [file], folder, lambda *_: None)[0].read_bytes()
 
 

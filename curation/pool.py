@@ -93,7 +93,7 @@ class _Crew:
                             mend = (
                                 "Give curation more memory, or fewer `curation.workers`"
                                 if code in _ENDED_FROM_OUTSIDE
-                                else "Look at this file, and leave it out or write it anew: reading it ends the process"
+                                else "Look at this file, and remove it or write it again: reading it ends the process"
                             )
                             self.done.put((task, DropforgeError(f"a split of {task.name!r}", cause, mend)))
                             break

@@ -82,7 +82,7 @@ MENDS: Mapping[Reason, str] = {
     Reason.BOMB: "Compress the file with an ordinary ratio, or split it; or shorten `data.prompt_template`",
     Reason.BAD_FORMAT: "Upload JSONL, JSON, CSV, Parquet, Arrow streams or text, plain, gzip or zstd",
     Reason.BAD_PARQUET: "Write the Parquet file again",
-    Reason.OWN_KERNEL: "Mend the kernel, and name the new wheel in `code`",
+    Reason.OWN_KERNEL: "Fix the kernel, and name the new wheel in `code`",
     Reason.BAD_ARROW: "Save the data set again, and upload the whole folder",
     Reason.PARTIAL_FILE: "Upload the whole file under its final name, in a drop without the other one",
     Reason.FILE_ENCODING: "Save the file as UTF-8, or set `data.encoding` to auto",

@@ -73,7 +73,7 @@ def _ftfy() -> tuple[Any, Any]:
     except ImportError:
         raise RecipeError(
             "recipe key `curation.unicode`",
-            "the package ftfy, which mends misread text, is not installed",
+            "the package ftfy, which repairs misread text, is not installed",
             "Install `dropforge[text]`, or set it to keep",
         ) from None
     # Guesses are off: what was lost stays lost, and a line is misread as a whole or not at all.

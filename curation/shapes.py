@@ -94,7 +94,7 @@ def rows_within(fields: Mapping[Any, Any]) -> str | None:
         if isinstance(fields.get(key), dict):
             return what
     if fields and all(str(name).isdecimal() and isinstance(value, dict) for name, value in fields.items()):
-        return f"{len(fields):,} objects stand under their numbers: {_LINES}"
+        return f"{len(fields):,} objects are under their numbers: {_LINES}"
     for name, value in fields.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             if {"role", "parts"} <= value[0].keys():
@@ -103,7 +103,7 @@ def rows_within(fields: Mapping[Any, Any]) -> str | None:
                 return f"`{str(name)[:60]}` are segments, as Axolotl has them: {_TURNS}"
             if name == "entries" and "url" in value[0]:
                 return "it is a list of files, as Redshift writes it: leave this file out"
-            many = f"{len(value):,} objects stand under the key `{str(name)[:60]}`"
+            many = f"{len(value):,} objects are under the key `{str(name)[:60]}`"
             return f"{many}: if these are the rows, write each as a line of its own"
     return None
 

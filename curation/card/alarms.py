@@ -48,7 +48,7 @@ def _of_spellings(statistics: Statistics) -> Iterator[str]:
     if statistics.unset:
         yield f"labels: programs write so what is missing: {_counted(statistics.unset)}"
     for name, lost in statistics.unset_names.items():
-        of_one = ", and the rows of each stand on one side of the split" if name == "groups" else ""
+        of_one = ", and the rows of each are on one side of the split" if name == "groups" else ""
         yield f"{name}: programs write so what is missing{of_one}: {_counted(lost)}"
     if statistics.shown:
         yield f"labels: as Python shows a list, object, tuple or bytes, or JSON a text: {_counted(statistics.shown)}"

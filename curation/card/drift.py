@@ -36,9 +36,9 @@ def section(card: Mapping[str, Any]) -> str:
     )
     rules = ", ".join(f"<code>{escape(name)}</code>" for name in drift["rules"])
     return (
-        f"<p>Against version {parent}, the newest one before: how far the rows lie from its rows, from 0, the same"
-        " shares, to 1, nothing in common (Jensen-Shannon distance), and how far they would lie if both were drawn from"
-        " one heap."
+        f"<p>Against version {parent}, the newest one before: how far the rows are from its rows, from 0, the same"
+        " shares, to 1, nothing in common (Jensen-Shannon distance), and how far they would be if both were drawn from"
+        " one population."
         f"{f' Other rules than then: {rules}.' if rules else ''}</p>"
         '<div class="scroll"><table class="narrow"><thead><tr><th>what</th><th class=n>distance</th>'
         f"<th class=n>by chance, about</th></tr></thead><tbody>{rows}</tbody></table></div>"

@@ -99,7 +99,7 @@ def sources(card: Mapping[str, Any]) -> str:
     own = {name.removeprefix("own_"): rows for name, rows in touched.items() if name.startswith("own_")}
     facts += [f"{rows:,} rows changed by the kernel {escape(name)}" for name, rows in own.items()]
     facts += [f"{touched['short']:,} rows too short for a shingle, compared whole"] if touched.get("short") else []
-    facts += [f"{touched['blank']:,} blank lines passed over"] if touched.get("blank") else []
+    facts += [f"{touched['blank']:,} blank lines skipped"] if touched.get("blank") else []
     return text + f"<p>{' · '.join(facts)}</p>"
 
 

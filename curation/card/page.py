@@ -20,7 +20,7 @@ def render(card: Mapping[str, Any]) -> str:
     sections = [
         _head(card),
         _tiles(card),
-        section("Drops of the version", drops.section(card), "The rest of this page tells of the last one alone."),
+        section("Drops of the version", drops.section(card), "The rest of this page is about the last one only."),
         section(
             "Where every row went", figures.flow(card), "Each input row has exactly one end; the ledger lists them all."
         ),
@@ -60,7 +60,7 @@ def render(card: Mapping[str, Any]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>Dataset {title}</title><style>{style}</style></head><body><main>{''.join(sections)}"
-        "<footer>Written by Dropforge's curation. The machine-readable card lies beside this page.</footer>"
+        "<footer>Written by Dropforge's curation. The machine-readable card is beside this page.</footer>"
         "</main></body></html>\n"
     )
 

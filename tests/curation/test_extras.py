@@ -278,7 +278,7 @@ def test_a_column_that_changes_its_type_stops_the_run_where_the_recipe_asks(
     three = make({"a.jsonl": lines(texts), "b.jsonl": lines(more)}, "d3")
     assert three.measured["retyped"] == ["JSON column `id`"]
     old = Manifest(**{**three.__dict__, "measured": {}})
-    with pytest.raises(DataError, match=r"does not tell it.*`curation\.gate\.type_changes`"):
+    with pytest.raises(DataError, match=r"does not record it.*`curation\.gate\.type_changes`"):
         curation.check(old, strict)
     assert retyped([(str(n), "jsonl", {f"c{n}": {"number": 1, "string": 1}}) for n in range(50)]) == [
         f"JSON column `c{n}`" for n in sorted(range(50), key=str)[:20]

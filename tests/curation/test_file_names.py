@@ -194,7 +194,7 @@ def test_what_is_told_of_many_files_is_one_line_and_hides_no_keys(make: Make, st
         ("%!PS-Adobe-3.0\n", "PostScript"),
         ("outs:\n- md5: a304\n  path: a\n", "a pointer of DVC, not the file: fetch it with `dvc pull`"),
         ("/annex/objects/SHA256E-s1--0.txt\n", "a pointer of git-annex, not the file: fetch it with `git annex get`"),
-        ("[InternetShortcut]\nURL=https://x.org\n", "a shortcut to another place, not what lies there"),
+        ("[InternetShortcut]\nURL=https://x.org\n", "a shortcut to another place, not what is there"),
         ('<svg xmlns="x"><path/></svg>', "a web page or XML"),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_floor_in_words(make: Callable[..., Manifest], recipe: Callable[..., R
     assert overruled(curation.check(made, recipe(gate={"min_words": 181, "override": "a first look"}))) == (
         "enough words",
     )
-    with pytest.raises(DataError, match=r"does not tell.*split_salt"):
+    with pytest.raises(DataError, match=r"does not record.*split_salt"):
         curation.check(manifest(), recipe(gate={"min_words": 1}))
 
 

@@ -427,7 +427,7 @@ def test_a_sample_says_that_it_stands_alone(tmp_path: Path, recipe: MakeRecipe) 
         drop, folder = read_drop(store, "fam", "d1"), tmp_path / scope
         made = curation.curate(store, drop, recipe(scope=scope), workdir=folder, sample=sample)
         told = json.loads(store.get(made.files["card_json"]))["warnings"]
-        assert any("stands alone" in line for line in told) is (scope == "family")
+        assert any("is curated alone" in line for line in told) is (scope == "family")
     head = increments.read_head(store, "fam")
     assert head is not None
     assert [step.name for step in head.manifest.steps] == ["d1"]

@@ -107,5 +107,5 @@ def test_a_drop_keeps_its_languages(
     assert manifest.rules["language"]["identifier"].startswith("py3langid 0.4.")
     assert json.loads(store.get(manifest.files["card_json"]))["statistics"]["touched"]["language_fr"] == 10
     assert b"Languages" in store.get(manifest.files["card_html"])
-    with pytest.raises(RecipeError, match="cannot tell xx"):
+    with pytest.raises(RecipeError, match="cannot detect xx"):
         make({"a.jsonl": data}, "d2", language={"keep": ["xx"]})

@@ -68,8 +68,8 @@ def test_a_line_within_a_row_names_that_row_and_one_without_a_row_none(make: Mak
     ends = [explain(store, made, f"a.csv:{line}", PREFIX)[0] for line in (2, 3, 4, 5)]
     assert [end.position for end in ends] == [CSV.index('"'), *[CSV.index('"')] * 2, CSV.index('"a door\n\nof 1')]
     for row, said in {
-        "a.csv:1": "no row lies there",
-        "b.jsonl:4": "no row lies there",
+        "a.csv:1": "there is no row",
+        "b.jsonl:4": "there is no row",
         "b.jsonl:99": "the file has fewer lines",
         "b.jsonl:0": "counted from 1",
         "c.parquet:3": "the file has no lines. Name the row by its number",

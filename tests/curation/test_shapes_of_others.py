@@ -130,7 +130,7 @@ def test_a_text_that_is_no_json_ends_its_row_where_the_column_s_type_says_json(m
     assert made.measured["causes"] == [
         "bad_json: column 'raw' is of type JSON and holds none (Expecting value: line 1 column 1 (char 0)): write it as"
         " text (1 rows, the first at a.parquet @ 1)",
-        "duplicate_field: column 'raw': field 'a' stands twice (1 rows, the first at a.parquet @ 2)",
+        "duplicate_field: column 'raw': field 'a' appears twice (1 rows, the first at a.parquet @ 2)",
     ]
     found = {(row["label"], row["extras"]) for row in rows(made)}
     assert found == {("no", '{"raw":{"a":[1],"b":null}}'), ("a", None)}
@@ -163,11 +163,11 @@ COLUMNS = {"prompt": dict(enumerate(ASKED)), "completion": dict(enumerate(ANSWER
     ("name", "data", "told"),
     [
         ("a.json", json.dumps({"version": "1.0", "data": [{"text": "a"}, {"text": "b"}]}).encode(),
-         "2 objects stand under the key `data`: if these are the rows, write each as a line of its own"),
-        ("a.json", b'{"version": 1,\n"data": [\n{"text": "a"},\n{"text": "b"}\n]}', "2 objects stand under the key"),
-        ("a.json", b'{"data": [\n{"text": "a"},\n{"text": "b"}\n]}', "2 objects stand under the key `data`"),
+         "2 objects are under the key `data`: if these are the rows, write each as a line of its own"),
+        ("a.json", b'{"version": 1,\n"data": [\n{"text": "a"},\n{"text": "b"}\n]}', "2 objects are under the key"),
+        ("a.json", b'{"data": [\n{"text": "a"},\n{"text": "b"}\n]}', "2 objects are under the key `data`"),
         ("a.json", json.dumps({"columns": ["text"], "index": [0], "data": [["a"]]}).encode(), "orient='split'"),
-        ("a.json", json.dumps({n: {"text": a} for n, a in enumerate(ASKED)}).encode(), "30 objects stand under their"),
+        ("a.json", json.dumps({n: {"text": a} for n, a in enumerate(ASKED)}).encode(), "30 objects are under their"),
         ("a.json", json.dumps({"messages": dict(enumerate(CHATS))}).encode(), "`messages` holds 30 values of a column"),
         ("a.jsonl", json.dumps({"prompt": CHATS[0][:1], "chosen": [], "rejected": []}).encode(), "it is a preference"),
         ("a.jsonl", json.dumps({"preferred_output": [], "non_preferred_output": 1}).encode(), "preference"),
@@ -197,7 +197,7 @@ COLUMNS = {"prompt": dict(enumerate(ASKED)), "completion": dict(enumerate(ANSWER
          "a message of user has no `content`, but `parts`"),
         ("a.tsv", b"id\t" + table(("messages",), *((json.dumps(chat),) for chat in CHATS)).replace(b"\n", b"\n1\t"),
          "`messages` is JSON in the quotes of a cell.*`data.quotes: always`"),
-        ("a.csv", b"text,label,text\na,b,c", "column 'text' stands twice"),
+        ("a.csv", b"text,label,text\na,b,c", "column 'text' appears twice"),
         ("a.csv", b'text,label\n"a \\"b\\" c",d', "Spark: option escape"),
         ("a.json", json.dumps(COLUMNS).encode(), "`prompt` holds 30 values of a column.*orient='records', lines=True"),
         ("a.json", json.dumps({"prompt": ASKED, "completion": ANSWERS}).encode(), "`prompt` is a list of 30 texts"),
@@ -260,7 +260,7 @@ def test_a_file_without_a_row_that_can_be_used_stops_the_gate_however_small_it_i
     (broken,) = [check for check in checks(made, recipe()) if not check.ok]
     assert broken.name == "every file gives rows"
     assert "no row of 1 of 2 files can be used: a.json (1 of no_content)" in broken.found
-    assert "9 objects stand under the key `data`" in broken.found
+    assert "9 objects are under the key `data`" in broken.found
 
 
 def test_where_a_file_is_a_row_a_bad_file_is_a_bad_row(make: Make, recipe: Callable[..., Recipe]) -> None:

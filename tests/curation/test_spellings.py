@@ -351,7 +351,7 @@ def test_groups_and_sources_that_stand_for_none_are_told_and_blank_ones_are_none
     values = ["null", "None", " ", "u1", "u2"] * 6
     made = make({"a.jsonl": lines(group=values, source=values, label=values)})
     told = "programs write so what is missing"
-    once = "and the rows of each stand on one side of the split: None (6 rows), null (6 rows)"
+    once = "and the rows of each are on one side of the split: None (6 rows), null (6 rows)"
     assert [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if told in line] == [
         f"labels: {told}: None (6 rows), null (6 rows)",
         f"sources: {told}: None (6 rows), null (6 rows)",
@@ -449,7 +449,7 @@ def test_line_ends_in_letters_are_told_where_hardly_a_row_has_one(make: Make, st
         "formulas.jsonl": [rf"What is $\nu_{n} \neq \nabla$ in \times?" for n in range(40)],
     }
     made = make({name: lines(text=texts) for name, texts in tables.items()})
-    told = "twice.jsonl: 30 rows have `\\n` in letters, and hardly any has a line end; if that is not meant, write JSON"
+    told = "twice.jsonl: 30 rows have `\\n` in letters, and few have a line end; if that is not meant, write JSON"
     warnings = json.loads(store.get(made.files["card_json"]))["warnings"]
     assert [line[: len(told)] for line in warnings if "in letters" in line] == [told]
 

@@ -319,7 +319,7 @@ def test_documentation_and_metadata_are_no_rows_and_are_told(
     data = gzip.compress(PROSE) if name.endswith(".gz") else b'{"features": {}}' if name.endswith(".json") else PROSE
     made = make({"data/train.jsonl": LINES, name: data})
     assert chats(rows(made)) == dict(BOTH)
-    told = f"{name}: passed over, because its name is that of a data set's documentation, metadata or cache"
+    told = f"{name}: skipped, because its name is that of a data set's documentation, metadata or cache"
     assert told in card_lines(card_of(store, made))
 
 
@@ -356,7 +356,7 @@ def test_what_a_desktop_keeps_in_a_folder_is_no_row_and_is_told(make: Make, stor
     data = b"\xd0\xcf\x11\xe0" + bytes(400) if name == "Thumbs.db" else SETTINGS
     made = make({f"{n}.txt": f"page {n} of many".encode() for n in range(20)} | {name: data})
     assert made.counts["input"] == made.counts["train"] + made.counts["eval"] == 20
-    told = f"{name}: passed over, because Windows or Office keeps it beside other files"
+    told = f"{name}: skipped, because Windows or Office keeps it beside other files"
     assert told in card_lines(card_of(store, made))
 
 
@@ -429,7 +429,7 @@ def test_rows_that_a_list_of_files_does_not_count_stay_out_and_are_told(
     made = make(files)
     assert chats(rows(made)) == dict(BOTH[:20])
     told = card_lines(card_of(store, made))
-    assert {f"{name}: passed over, because {why}" for name, why in out.items()} <= set(told)
+    assert {f"{name}: skipped, because {why}" for name, why in out.items()} <= set(told)
 
 
 @pytest.mark.parametrize(
@@ -464,12 +464,12 @@ def test_plain_text_beside_tables_takes_the_recipe_s_word(
     files = {"train.jsonl": LINES, name: gzip.compress(PROSE) if name.endswith(".gz") else PROSE}
     made = make(files, "d1", data=limit)
     assert chats(rows(made)) == dict(BOTH)
-    told = f"{name}: passed over, because it is plain text beside tables; `data.text_files: read` reads it"
+    told = f"{name}: skipped, because it is plain text beside tables; `data.text_files: read` reads it"
     assert told in card_lines(card_of(store, made))
     assert "text_files" not in made.rules
     read = make(files, "d2", data={"text_files": "read", **limit})
     assert sum(row["text"] is not None for row in rows(read)) == 2
-    assert not any("passed over" in line for line in card_of(store, read)["warnings"])
+    assert not any("skipped, because" in line for line in card_of(store, read)["warnings"])
 
 
 @pytest.mark.parametrize("limit", [{}, {"limit_rows": 1000}])
@@ -552,8 +552,8 @@ def test_rows_that_are_called_as_those_of_a_test_are_told(names: tuple[str, ...]
         (("a/b.csv", "a/b_copy.csv", "a/b - Copy.csv", "a/Copy of b.csv", "a/b.old.csv"),
          "a/b_copy.csv, a/b - Copy.csv, a/Copy of b.csv and 1 more: named as copies"),
         (("d/train-00000-of-00003.parquet", "d/train-00002-of-00003.parquet", "d/b-00000-of-00001.parquet"),
-         "d/train-00001-of-00003.parquet: missing, 1 of 3 parts in all"),
-        (("a-00002-of-00004", "a-00004-of-00004"), "a-00001-of-00004: missing, 2 of 4 parts in all"),
+         "d/train-00001-of-00003.parquet: missing, 1 of 3 parts in total"),
+        (("a-00002-of-00004", "a-00004-of-00004"), "a-00001-of-00004: missing, 2 of 4 parts in total"),
         (("a-00001-of-00002", "a-00002-of-00002", "b.0-of-2.csv", "c-00000-of-00001.csv"), ""),
         (("a.csv.bak", "a (1).csv", "b.csv", "hardcopy.csv"), ""),
         (("train.en", "train.de"), "train.en, train.de: named as sides"),

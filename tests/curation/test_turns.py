@@ -357,7 +357,7 @@ def test_only_the_thoughts_and_the_tools_before_an_answer_are_part_of_what_is_as
         (calling(content="", tool_calls="[" * 100_000), Reason.TOO_DEEP, "more than 100 deep"),
         (chat({**ASK, "content": [{"image": "a.png"}, {"text": "a"}]}, ANSWER), Reason.BAD_FIELD, "type image,"),
         (chat({**ASK, "content": [{"text": "a", "image_url": {}}]}, ANSWER), Reason.BAD_FIELD, "type image_url"),
-        ({"messages": '[{"role": "user", "role": "user"}]'}, Reason.DUPLICATE_FIELD, "'role' stands twice"),
+        ({"messages": '[{"role": "user", "role": "user"}]'}, Reason.DUPLICATE_FIELD, "'role' appears twice"),
         (chat(ASK, ANSWER, tools="look"), Reason.BAD_MESSAGES, "`tools` is text, but no JSON"),
         (chat(ASK, ANSWER, tools={"look": 1}), Reason.BAD_FIELD, "`tools` is no list of tools"),
         (chat(ASK, ANSWER, tools=[TOOL, {"type": "web_search"}]), Reason.BAD_FIELD, "a tool is of type 'web_search'"),
