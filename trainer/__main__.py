@@ -23,7 +23,7 @@ exit codes:
   0    done
   2    the command line is wrong
   10   the recipe or an address is wrong     11   the data or a checkpoint is broken
-  12   the training diverged                 20   preempted: start it again, it goes on
+  12   the training diverged                 20   preempted: start it again, it resumes
   21   hardware or a lost rank               22   this node is broken
   130  Ctrl-C                                1    anything else
 
@@ -36,7 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer",
-        description="Plan, start, measure, export and look into trainings.",
+        description="Plan, start, measure, export and inspect trainings.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

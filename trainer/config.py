@@ -289,7 +289,8 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         raise _bad("train.offload", "`compute.gpus` is 0, and there is no GPU whose memory it would spare")
     sharded = settings.parallel in ("fsdp", "fsdp-no-reshard", "hybrid")
     if train.offload in ("states", "all") and not sharded:
-        raise _bad("train.offload", f"`compute.parallel: {settings.parallel}` keeps weights and moments on each GPU")
+        cause = f"`compute.parallel: {settings.parallel}` keeps weights and optimizer state on each GPU"
+        raise _bad("train.offload", cause)
     if train.offload in ("activations", "all") and train.activation_checkpointing == "selective":
         raise _bad("train.offload", "what selective checkpointing keeps stays on the GPU")
     if train.offload in ("states", "all") and (train.method == "qlora" or train.optimizer == "adamw-8bit"):
@@ -431,9 +432,7 @@ def _check_generation(asked: Generation, settings: Settings) -> None:
     for metric in asked.metrics:
         known = metric in SCORES or settings.code is not None  # what its wheel has is looked at when that is here
         if not known or asked.metrics.count(metric) > 1:
-            raise _bad(
-                "evaluate.generation.metrics", f"{metric!r} is none of {', '.join(SCORES)}, or stands there twice"
-            )
+            raise _bad("evaluate.generation.metrics", f"{metric!r} is none of {', '.join(SCORES)}, or is listed twice")
     if asked.rows > settings.eval_rows:
         raise _bad("evaluate.generation.rows", f"there are {settings.eval_rows} evaluation rows at most")
     train, scratch = settings.train, settings.base.scratch
@@ -526,4 +525,4 @@ def _value(kind: Any, value: Any, path: str) -> Any:
 
 
 def _bad(key: str, cause: str) -> RecipeError:
-    return RecipeError(f"recipe key `{key}`", cause, "Mend the recipe and start a new run")
+    return RecipeError(f"recipe key `{key}`", cause, "Fix the recipe and start a new run")

@@ -155,7 +155,7 @@ def prepare(
     if base:
         check_saved(tokenizer, base)
     if told := told_date(tokenizer.chat_template, spec.date):
-        say(f"the chat template asks for the date, and is told the run's: {told}")
+        say(f"the chat template asks for the date, and gets the run's: {told}")
     folder = scratch / _PLAN
     (scratch / _READY).unlink(missing_ok=True)  # of another run, in a folder that is used again
     shutil.rmtree(folder, ignore_errors=True)
@@ -315,7 +315,7 @@ def check_saved(tokenizer: Any, base: str) -> None:
             raise
         except Exception as error:
             cause = f"they could not be saved with the trained model ({' '.join(str(error).split())[:300]})"
-            mend = "Mend its tokenizer_config.json, its chat templates or its config.json, or name another base model"
+            mend = "Fix its tokenizer_config.json, its chat templates or its config.json, or name another base model"
             raise DataError(f"tokenizer and config of {base}", cause, mend) from error
 
 

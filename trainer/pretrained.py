@@ -130,7 +130,7 @@ def load_prefix(model: Any, folder: str | Path) -> Any:
     found = _json(Path(folder) / _ADAPTER)
     _check_amounts(Path(folder), _ADAPTER)
     if not isinstance(found, dict) or found.get("peft_type") != "PREFIX_TUNING":
-        raise RecipeError(f"model {folder}", f"its {_ADAPTER} is of no prefix", "Export the run's model anew")
+        raise RecipeError(f"model {folder}", f"its {_ADAPTER} is of no prefix", "Export the run's model again")
     if not (Path(folder) / _ADAPTER_WEIGHTS).is_file():
         raise RecipeError(
             f"model {folder}",
@@ -210,7 +210,7 @@ def _check_files(folder: Path) -> None:
             raise RecipeError(
                 _KEY,
                 f"{folder}: its {INDEX} names {str(file)[:100]!r}, which is no safetensors file beside it",
-                "Save the model anew with safetensors",
+                "Save the model again with safetensors",
             )
     if (folder / _ADAPTER).is_file():
         raise RecipeError(

@@ -147,7 +147,7 @@ def export(
     :raises ExportError: if what was read back is another model.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RecipeError(f"folder {folder}", "something lies there", "Name a new folder, or remove what is in it")
+        raise RecipeError(f"folder {folder}", "there is something in it", "Name a new folder, or remove what is in it")
     quiet_libraries()
     checkpoints = open_checkpoints(spec, say)
     seal = choose(spec, checkpoints.seals(), choice)

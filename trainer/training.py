@@ -154,13 +154,13 @@ def write_model(loop: Loop, made: Assembly, store: Store, spec: RunSpec, base: B
         raise ExportError(
             f"model {store.uri}/model/",
             f"there was no memory to write it and read it back, after the training ({str(error).splitlines()[0]})",
-            "Look for what else takes the GPU's memory and try again: training goes on from its last checkpoint",
+            "Look for what else takes the GPU's memory and try again: training resumes from its last checkpoint",
         ) from error
     except OSError as error:
         raise ExportError(
             f"model {store.uri}/model/",
             f"it could not be written ({error})",
-            "Make room and try again: training goes on from its last checkpoint",
+            "Make room and try again: training resumes from its last checkpoint",
         ) from error
 
 

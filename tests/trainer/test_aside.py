@@ -33,7 +33,7 @@ def test_the_older_one_is_taken_again_and_again_until_there_is_a_newer_one(
     newer = aside.set_aside(three.store, aside.sealed(three.store), 4)
     assert [item.step for item in newer] == [6, 8]
     assert (step(three), step(three)) == (4, 4)  # also where the attempt was killed before it had saved
-    assert "checkpoint step-8 was set aside by a person; passing over it" in said
+    assert "checkpoint step-8 was set aside by a user; it is skipped" in said
     assert [seal.step for seal in three.seals()] == [4, 6, 8]
     # What is made now counts, at the step of one that was set aside too.
     three.save(snapshot(6), eval_loss=3.5)
@@ -78,7 +78,7 @@ def test_two_people_do_not_overwrite_each_other(three: Checkpoints) -> None:
             return super().put_if_absent(key, data)
 
     assert isinstance(three.store, FolderStore)
-    with pytest.raises(DropforgeError, match="somebody else"):
+    with pytest.raises(DropforgeError, match="another process"):
         aside.set_aside(Late(three.store.root), aside.sealed(three.store), 4)
     assert step(three) == 6
 

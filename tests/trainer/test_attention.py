@@ -161,7 +161,7 @@ def test_an_implementation_that_leaves_something_out_is_passed_over(monkeypatch:
     found = chosen(model)
     assert (found.name, found.packing) == ("eager", "positions")
     assert found.passed_over[0].startswith("sdpa: its logits differ from eager attention's by ")
-    assert "passed over sdpa" in str(found)
+    assert "skipped sdpa" in str(found)
     with pytest.raises(RecipeError, match="it leaves out a part of this model"):
         chosen(small("llama"), "sdpa")
 
@@ -169,7 +169,7 @@ def test_an_implementation_that_leaves_something_out_is_passed_over(monkeypatch:
 def test_the_model_is_left_in_its_mode_and_padding_needs_no_trial() -> None:
     model = small("llama").train()
     found = chosen(model, pack=False)
-    assert (found.packing, found.isolation.reason) == ("padded", "the recipe says so")
+    assert (found.packing, found.isolation.reason) == ("padded", "as the recipe sets it")
     assert model.training
     assert found.deviation is not None
     assert found.deviation <= 1e-4

@@ -296,7 +296,7 @@ def a_config_of_odd_values(bad: Bad) -> None:
 
 TABLE: list[tuple[Callable[[Bad], None], int, str, str]] = [
     (no_run, ExitCode.BAD_RECIPE, "no such object", "Check the address"),
-    (unknown_key, ExitCode.BAD_RECIPE, "train.learning_rat`: the trainer does not know it", "Mend the recipe"),
+    (unknown_key, ExitCode.BAD_RECIPE, "train.learning_rat`: the trainer does not know it", "Fix the recipe"),
     (longer_than_the_model, ExitCode.BAD_RECIPE, "128 is longer than the base model's context of 64", "Set it to 64"),
     (attention_it_has_not, ExitCode.BAD_RECIPE, "train.attention`: BloomForCausalLM does not run `sdpa`", "Use `auto`"),
     (a_target_it_has_not, ExitCode.BAD_RECIPE, "no linear layer of LlamaForCausalLM has the name `c_attn`", "v_proj"),

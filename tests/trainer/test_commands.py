@@ -355,7 +355,7 @@ def test_export_makes_a_model_that_transformers_alone_loads(
     best = ask(capsys, "export", address(trained), "--best", "--to", str(tmp_path / "best"))
     assert best["step"] == min(losses, key=lambda step: losses[step])
     code, told = refused(capsys, "export", address(trained), "--to", str(tmp_path / "older"))
-    assert (code, "something lies there" in told) == (ExitCode.BAD_RECIPE, True)
+    assert (code, "there is something in it" in told) == (ExitCode.BAD_RECIPE, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "best", "older"]
 
 
@@ -385,7 +385,7 @@ def test_export_inspect_and_evaluate_work_in_s3(
     found = ask(capsys, "export", address(trained), "--to", f"{bucket}/models/ours")
     assert {item.key for item in open_store(f"{bucket}/models/ours").list()} == set(found["files"])
     code, told = refused(capsys, "export", address(trained), "--to", f"{bucket}/models/ours")
-    assert (code, "something lies there" in told) == (ExitCode.BAD_RECIPE, True)
+    assert (code, "there is something in it" in told) == (ExitCode.BAD_RECIPE, True)
     figures = ask(capsys, "evaluate", f"{bucket}/models/ours", "--run", address(trained))
     after = json.loads(trained.files().get("report.json"))["eval"]["after"]
     assert figures[0]["eval/loss"] == pytest.approx(after["eval/loss"], rel=0, abs=1e-6)

@@ -159,4 +159,4 @@ def test_where_no_driver_answers_a_line_says_that_nobody_watches(tmp_path: Path)
         gpus=lambda: None,
     )
     watch.close()
-    assert said == [(4, "compute.idle: the GPUs' driver does not answer, so nobody watches them")]
+    assert said == [(4, "compute.idle: the GPUs' driver does not answer, so they are not watched")]

@@ -63,7 +63,7 @@ def test_texts_of_one_answer_each_are_left_out_where_they_are_too_much_together(
     monkeypatch.setattr(template, "_UNROLLED", 100)
     [reason] = TemplateEncoder(KNOWN["qwen-3"][0], "answers").encode([CHATS[0]])
     assert isinstance(reason, str)
-    assert "3 of its answers are to be told, each in a text of its own" in reason
+    assert "3 of its answers are to be rendered, each in a text of its own" in reason
     [[_]] = TemplateEncoder(KNOWN["chatml"][0], "answers").encode([CHATS[0]])  # one text
     [[_]] = TemplateEncoder(KNOWN["qwen-3"][0], "answers").encode([row("a", "b" * 200)])  # the only one
 

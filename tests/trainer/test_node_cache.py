@@ -160,5 +160,5 @@ def test_the_next_pod_of_a_node_fetches_nothing_of_the_plan_from_the_store(
     assert not [key for key in fetched if key.startswith("plan/")]
     largest = max((tmp_path / "cache").glob("??/*"), key=lambda path: path.stat().st_size)
     largest.write_bytes(b"harmed")
-    assert any("is not what was written: it is fetched anew" in line for line in start("c"))
+    assert any("is not what was written: it is fetched again" in line for line in start("c"))
     assert len([key for key in fetched if key.startswith("plan/")]) == 1

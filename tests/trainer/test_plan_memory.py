@@ -96,7 +96,7 @@ def test_documents_on_disk_are_those_in_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["memory", "disk"])
 def test_a_first_token_that_is_a_target_is_refused(tmp_path: Path, way: str) -> None:
-    for trained, cause in (([1, 1], "nothing stands before it"), ([0, 0], "it has no target")):
+    for trained, cause in (([1, 1], "there is no token before it"), ([0, 0], "it has no target")):
         write = {"memory": collect, "disk": lambda some, facts: write_tokens(some, tmp_path, facts)}[way]
         with pytest.raises(DataError, match=f"document of row 7.*{cause}"):
             write([document(7, trained)], {})

@@ -176,7 +176,7 @@ def test_a_changed_plan_with_checksums_that_fit_its_manifest_only_is_refused(nod
     values = json.loads(manifest.read_bytes())
     values["files"]["train/ids.npy"]["sha256"] = "0" * 64
     manifest.write_text(json.dumps(values))
-    with pytest.raises(DropforgeError, match=r"made anew from the same rows, train/ids.npy came out otherwise"):
+    with pytest.raises(DropforgeError, match=r"made again from the same rows, train/ids.npy differ"):
         run.start("b")
 
 

@@ -143,7 +143,7 @@ def test_a_start_that_nobody_settled_is_refused(toy: Toy) -> None:
         train(f"{toy.root}/runs/one/run.json")
     settled = Start(asked="champion", kind="champion", model="/elsewhere")
     toy.store.put("runs/one/run.json", replace(loose, start=settled).to_json())
-    with pytest.raises(RecipeError, match=r"`base.start`: it was settled as /elsewhere, and the recipe names None"):
+    with pytest.raises(RecipeError, match=r"`base.start`: it was resolved to /elsewhere, and the recipe names None"):
         train(f"{toy.root}/runs/one/run.json")
     toy.store.put("runs/one/run.json", replace(loose, start=Start(asked="champion")).to_json())
     assert read(f"{toy.root}/runs/one/run.json").start == Start(asked="champion")

@@ -160,7 +160,7 @@ def test_a_manifest_of_the_fast_tier_that_cannot_be_read_ends_no_resume(
     there = found(durable, fast)
     assert there is not None
     assert there.seal.step == 4
-    assert any("cannot be read" in line and "going on without it" in line for line in said)
+    assert any("cannot be read" in line and "continuing without it" in line for line in said)
 
 
 @pytest.mark.parametrize("harm", ["flip", "delete", "all"])

@@ -266,7 +266,7 @@ def test_a_wheel_that_is_another_or_lacks_a_metric_ends_the_run_before_its_first
     wheel = code(tmp_path, "own_lack", "def f(event, facts): ...", {CALLBACKS: {"own": "f"}})
     with pytest.raises(RecipeError, match=r"`code.sha256`"):
         train(toy.run("one", code={**wheel, "sha256": "0" * 64}))
-    with pytest.raises(RecipeError, match=r"nobody has a metric 'brief'"):
+    with pytest.raises(RecipeError, match=r"there is no metric 'brief'"):
         train(
             toy.run("two", code=wheel, evaluate={"generation": {"rows": 4, "max_new_tokens": 4, "metrics": ["brief"]}})
         )

@@ -37,7 +37,7 @@ from trainer.node.system import find_gpus
 from trainer.preflight.node import faults
 
 _EPILOG = """\
-Exit code 1 if something is wrong; each line that says so has its mend.
+Exit code 1 if something is wrong; each line that reports it has its fix.
 
 examples:
   python -m trainer doctor

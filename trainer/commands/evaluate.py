@@ -30,7 +30,7 @@ models:/NAME@champion of the MLflow server of MLFLOW_TRACKING_URI; or an id of t
 With --run, rows, sequence length, mask and packing are those of the run, and its own evaluation gives the same
 figures. Each model reads the rows with its own tokenizer: eval/loss compares two models only where they share it,
 eval/bits_per_byte any two. Classifiers are measured by the rows whose label they know, and say how many they leave out.
-The arithmetic is the recipe's evaluate.precision, which is fp32 if nobody says otherwise.
+The arithmetic is the recipe's evaluate.precision, which is fp32 by default.
 
 With --answers N, or where the run's recipe has evaluate.generation, the models answer the first N rows whose own last
 answer is held out, greedily, and gen/... are means of how like both are, from 0 to 1. --json has all answers.

@@ -16,7 +16,7 @@ from trainer.commands.terminal import table, tell
 
 _EPILOG = """\
 The folder holds weights (safetensors, fp32), tokenizer, chat template and generation config, and loads with
-transformers alone; adapters are merged, and lie in peft's format under adapter/ as well. A prefix cannot be merged: its
+transformers alone; adapters are merged, and are in peft's format under adapter/ as well. A prefix cannot be merged: its
 folder holds it in peft's format with the address of its base. The folder is read back and compared before it appears,
 whole or not at all. A run that is done has such a folder of its last step already: RUN/model.
 
@@ -97,4 +97,4 @@ def _refuse_taken(target: str) -> None:
     from dropforge.store import open_store
 
     if next(iter(open_store(target).list()), None) is not None:
-        raise RecipeError(f"folder {target}", "something lies there", "Name a new folder, or remove what is in it")
+        raise RecipeError(f"folder {target}", "there is something in it", "Name a new folder, or remove what is in it")

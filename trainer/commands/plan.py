@@ -33,7 +33,7 @@ _EPILOG = """\
 The data is read, checked, tokenised and packed as the run does it, so that all counts are exact; this takes as long
 as the run's own start, but for a base model's weights: of it, config and tokenizer are fetched. No GPU and no other
 rank is needed, and nothing is written into the run's folder. Memory is an estimate. What the run would be refused for
-is said last, and the exit code is the one that the run would end with.
+is shown last, and the exit code is the one that the run would end with.
 
 examples:
   python -m trainer plan s3://dropforge/runs/python-help-9ab3f12c77d0 --ranks 8

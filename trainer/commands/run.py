@@ -21,10 +21,10 @@ from trainer.commands.start import settled
 from trainer.commands.terminal import tell
 
 _EPILOG = """\
-A run that was interrupted goes on from its newest whole checkpoint; one that is done is left alone. Ctrl-C ends it at
+A run that was interrupted resumes from its newest whole checkpoint; one that is done is left alone. Ctrl-C ends it at
 once; SIGTERM saves a checkpoint first. `python -m trainer.launch ADDRESS_OF_RUN_JSON` is the same without options.
 With --recipe, --dataset and --to, run.json is written into a folder first: a run on this machine alone, without
-Airflow and MLflow. The same command again goes on with it.
+Airflow and MLflow. The same command again resumes it.
 
 examples:
   python -m trainer run s3://dropforge/runs/python-help-9ab3f12c77d0 --ranks 2
@@ -34,7 +34,7 @@ examples:
 
 def add(commands: Any) -> None:
     """Describe the command."""
-    parser = subparser(commands, "run", "train, or go on training", "Train a run on this machine.", _EPILOG)
+    parser = subparser(commands, "run", "train, or resume training", "Train a run on this machine.", _EPILOG)
     parser.add_argument("run", metavar="RUN", nargs="?", help="address of a run's folder or run.json, or a run's name")
     parser.add_argument("--recipe", help="a recipe file or a preset's name, for a new run")
     parser.add_argument("--dataset", help="address of a dataset version, for a new run")

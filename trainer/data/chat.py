@@ -212,7 +212,7 @@ class TemplateEncoder(Encoder):
             text = self.template.whole(messages, tools)
             spans = tuple(self.template.span(text, messages, turn, tools) for turn in sorted(silent))
             if any(span is None for span in spans):
-                return ["its chat template does not tell where an answer stands that is not to be learned"]
+                return ["its chat template does not show where an answer is that is not to be learned"]
             return [Rendered(text, tuple(span for span in spans if span is not None), spelled(row, True))]
         except UnusableChatError as error:
             return [str(error)]
@@ -367,7 +367,7 @@ def check_left_out(name: str, facts: Mapping[str, Any], share: float) -> None:
     raise DataError(
         name,
         f"{lost} of {rows} rows teach nothing, more than the share of {share:g} that may ({examples})",
-        "Mend the rows, raise `train.sequence_length` if they are longer, or raise `data.max_left_out`",
+        "Fix the rows, raise `train.sequence_length` if they are longer, or raise `data.max_left_out`",
     )
 
 

@@ -195,7 +195,7 @@ def _download(model: str, commit: str, file: str, known: File, endpoint: str | N
                 raise DropforgeError(
                     f"base model {name}",
                     f"{file} came {TRIES} times with other bytes than the hub says ({error})",
-                    "See what stands between this machine and the hub, such as a proxy that keeps copies",
+                    "See what is between this machine and the hub, such as a proxy that keeps copies",
                 ) from None
         except UnreachableError as error:
             cause = error.__cause__

@@ -111,7 +111,7 @@ def for_labels(tokenizer: Any) -> Any:
         if tokenizer.eos_token_id is None:
             raise DataError(
                 f"tokenizer of {tokenizer.name_or_path or 'the base model'}",
-                "it has neither a padding token nor an end token, so the last token of a text could not be told",
+                "it has neither a padding token nor an end token, so the last token of a text could not be found",
                 "Set `pad_token` in its tokenizer_config.json",
             )
         tokenizer.pad_token = tokenizer.eos_token

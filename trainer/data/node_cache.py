@@ -251,7 +251,7 @@ class NodeCache:
         self.say(f"the node's cache {self.folder} is not used: {error}")
 
     def _wrong(self, entry: Path) -> None:
-        self.say(f"{entry} is not what was written: it is fetched anew")
+        self.say(f"{entry} is not what was written: it is fetched again")
         with suppress(OSError):  # as where it can only be read
             _remove(entry)
 

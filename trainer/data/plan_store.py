@@ -122,7 +122,7 @@ class PlanStore:
         if other:
             raise DropforgeError(
                 f"plan {self.uri}",
-                f"made anew from the same rows, {', '.join(other)} came out otherwise than stored",
+                f"made again from the same rows, {', '.join(other)} differ from what is stored",
                 "Use the image and the machines that the run began with, or start a new run",
             )
 

@@ -23,7 +23,7 @@ from trainer.gang import Gang
 _PLACES: Final = 4_000_000  # documents that a rank counts in epochs; a second or two
 _STEPS: Final = 32  # at most, that ranks compare besides the first and the last
 _TOLD: Final = 5  # documents that a message names
-_MEND: Final = "Remove `plan/` from the run's folder, so that the plan is made anew, or start a new run"
+_MEND: Final = "Remove `plan/` from the run's folder, so that the plan is made again, or start a new run"
 
 
 @dataclass(frozen=True)

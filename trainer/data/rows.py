@@ -138,7 +138,7 @@ def _of_last_drop(manifest: Manifest, split: str, keys: NDArray[np.void]) -> NDA
     if len(keys) != expected:
         raise DataError(
             f"dataset {manifest.family}/{manifest.digest[:12]}",
-            f"it has {len(keys)} rows of {split}, its manifest tells of {expected}",
+            f"it has {len(keys)} rows of {split}, its manifest records {expected}",
             "Curate the drop again",
         )
     return keys[len(keys) - manifest.steps[-1].counts.get(split, 0) :]

@@ -56,7 +56,7 @@ def check_work(messages: list[Message], tools: Tools, answers: int) -> None:
 
 
 def _long(answers: int) -> str:
-    return f"it is too long a conversation, to be split into several: {answers:,} of its answers are to be told"
+    return f"it is too long a conversation, to be split into several: {answers:,} of its answers are to be rendered"
 
 
 def _size(message: Message) -> int:
@@ -265,7 +265,7 @@ class ChatTemplate:
         try:
             self.answers(messages)
         except UnusableChatError as error:
-            raise DataError(self.name, f"it does not tell what the assistant says ({error})", _MEND) from error
+            raise DataError(self.name, f"it does not show what the assistant says ({error})", _MEND) from error
 
     @property
     def end(self) -> str:
@@ -369,7 +369,7 @@ class ChatTemplate:
             return [Rendered(text, spans, said)]
         if self.marked:
             if len(spans) != len(answers):
-                raise UnusableChatError("its answers cannot be told apart, and one is not to be learned")
+                raise UnusableChatError("its answers cannot be distinguished, and one is not to be learned")
             kept = tuple(span for turn, span in zip(answers, spans, strict=True) if turn not in silent)
             return [Rendered(text, kept, said)]
         places = [self._place(text, messages, turn, tools) for turn in turns]
@@ -380,7 +380,8 @@ class ChatTemplate:
             raise UnusableChatError("the prompt for an answer is not how the answered text begins")
         size = sum(place.size for place in found)
         if len(found) > 1 and size > _UNROLLED:
-            raise UnusableChatError(f"{_long(len(found))}, each in a text of its own, with {size:,} characters in all")
+            each = f"each in a text of its own, with {size:,} characters in total"
+            raise UnusableChatError(f"{_long(len(found))}, {each}")
         return (
             Rendered(self._text(messages[: turn + 1], tools), ((place.low, place.high),), _size(messages[turn]))
             for turn, place in zip(turns, found, strict=True)

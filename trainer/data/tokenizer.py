@@ -117,7 +117,7 @@ def load_tokenizer(folder: str | Path, revision: str | None = None, *, ends: boo
         raise DataError(name, "it has no fast form", "Save it with a tokenizer.json")
     for key, kind in (("model_max_length", (int, float)), ("chat_template", (str, dict, NoneType))):
         if not isinstance(value := getattr(tokenizer, key, None), kind):
-            raise DataError(name, f"its `{key}` is {str(value)[:100]!r}", f"Mend `{key}` in its tokenizer_config.json")
+            raise DataError(name, f"its `{key}` is {str(value)[:100]!r}", f"Fix `{key}` in its tokenizer_config.json")
     _check_length(tokenizer, name)
     if ends and tokenizer.eos_token_id is None:
         raise DataError(

@@ -185,9 +185,7 @@ def _targets(document: Document) -> int:
     if document.label is not None and len(document.ids):
         return 1
     if len(document.ids) and document.trained[0]:
-        raise DataError(
-            name, "its first token is a target, and nothing stands before it to predict it from", "Begin with a context"
-        )
+        raise DataError(name, "its first token is a target, and there is no token before it", "Begin with a context")
     count = int(document.trained.sum())
     if not count:
         raise DataError(name, "it has no target, so nothing is learned from it", "Leave it out")

@@ -89,7 +89,7 @@ class UserCode:
             if name not in SCORES and name not in self.of(ANSWERS):
                 there = ", ".join([*SCORES, *self.of(ANSWERS)])
                 raise RecipeError(
-                    "recipe key `evaluate.generation.metrics`", f"nobody has a metric {name!r}", f"There are {there}"
+                    "recipe key `evaluate.generation.metrics`", f"there is no metric {name!r}", f"There are {there}"
                 )
 
     def _scorer(self, name: str) -> Scorer:
@@ -149,7 +149,7 @@ class UserCode:
         return UserCodeError(
             f"{name!r} of the {GROUPS[group]} ({target}) in {self.wheel.name}",
             cause,
-            "Mend it, and name the new wheel with its digest",
+            "Fix it, and name the new wheel with its digest",
         )
 
 
@@ -226,7 +226,7 @@ def _load(wheel: Wheel, group: str, name: str, unpacked: Path) -> Function:
             found = getattr(found, attribute)
     except (Exception, SystemExit) as error:
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        mend = "Mend it; what it imports besides must be in the trainer's image, because nothing is installed"
+        mend = "Fix it; what it imports besides must be in the trainer's image, because nothing is installed"
         raise UserCodeError(thing, f"it cannot be imported ({cause})", mend) from error
     if not callable(found):
         raise UserCodeError(thing, f"it is no function, but of type {type(found).__name__}", "Name a function")

@@ -106,7 +106,7 @@ class Saving:
         if busy and self._owed:
             self.console.say(
                 f"checkpoint step-{step} stays in the fast tier, because the upload of step-{uploading} "
-                "is still going on; the next one goes to the durable place"
+                "is still running; the next one goes to the durable place"
             )
         durable = not busy and (self._owed or self.fast is None)
         self.begin(durable)

@@ -62,7 +62,7 @@ class Attention:
 
     def __str__(self) -> str:
         compared = "" if self.deviation is None else f", {self.deviation:.1e} from eager"
-        over = f"; passed over {'; '.join(self.passed_over)}" if self.passed_over else ""
+        over = f"; skipped {'; '.join(self.passed_over)}" if self.passed_over else ""
         by = {"positions": "rows packed by position ids", "mask": "rows packed by own masks", "padded": "rows padded"}
         return f"{self.name}{compared}, {by[self.packing]}{over}"
 
@@ -148,7 +148,7 @@ def _packing(
         isolation = Isolation(False, 0.0, "an encoder-decoder reads one source and writes one target a row")
         return Attention(name, "padded", isolation, deviation, over)
     if not pack:
-        return Attention(name, "padded", Isolation(False, 0.0, "the recipe says so"), deviation, over)
+        return Attention(name, "padded", Isolation(False, 0.0, "as the recipe sets it"), deviation, over)
     found = check_isolation(LossModel(model, True, bf16), length)
     if found.packs or name in ON_GPU or windowed(model.config):
         return Attention(name, "positions" if found.packs else "padded", found, deviation, over)

@@ -159,7 +159,7 @@ def _refusal(what: str, lacking: tuple[float, float], mend: str) -> RecipeError:
     need, room = (f"{size / 1e9:.2f} GB" if size > 1e9 else f"{size / 1e6:.1f} MB" for size in lacking)
     return RecipeError(
         "recipe key `train.micro_batch`",
-        f"forward and backward pass of {what}, the optimizer's moments and a checkpoint's copy take {need} more, "
+        f"forward and backward pass of {what}, the optimizer's state and a checkpoint's copy take {need} more, "
         f"and {room} are left",
         mend,
     )

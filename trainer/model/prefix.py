@@ -99,7 +99,7 @@ def open_model(
             raise ValueError(f"it is of type {config['peft_type']}")
     except (ValueError, KeyError, TypeError) as error:
         raise RecipeError(
-            f"model {folder}", f"its {PREFIX_CONFIG} is no prefix's ({error})", "Export it anew"
+            f"model {folder}", f"its {PREFIX_CONFIG} is no prefix's ({error})", "Export it again"
         ) from error
     with tempfile.TemporaryDirectory(prefix="dropforge-base-") as name:
         found = local or fetch_base(base, revision, Path(name), node=node, check=check)

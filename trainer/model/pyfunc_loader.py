@@ -115,7 +115,7 @@ class Writer(Reader):
             return super().load(folder)
         of_prefix = json.loads((folder / PREFIX).read_text()).get("peft_type") == "PREFIX_TUNING"
         if not of_prefix or not (folder / PREFIX_WEIGHTS).is_file():  # other kinds could run code
-            raise ValueError(f"model {folder}: it is no prefix with a {PREFIX_WEIGHTS}. Export the run's model anew")
+            raise ValueError(f"model {folder}: it is no prefix with a {PREFIX_WEIGHTS}. Export the run's model again")
         from peft import PeftModel
 
         return PeftModel.from_pretrained(self._base(), str(folder))

@@ -55,7 +55,7 @@ def scratch_config(scratch: Scratch, special: Mapping[str, int]) -> Any:
         if scratch.config is None:
             raise
         cause = " ".join(str(error).split())[:300]
-        raise RecipeError(f"{_KEY}`", f"{kind} does not take it ({cause})", "Mend the value") from error
+        raise RecipeError(f"{_KEY}`", f"{kind} does not take it ({cause})", "Fix the value") from error
 
 
 def begin_decoder(config: Any, special: Mapping[str, int]) -> None:
@@ -144,9 +144,7 @@ def make_scratch(
         if scratch.config is None:
             raise
         cause = " ".join(str(error).split())[:300]
-        raise RecipeError(
-            f"{_KEY}`", f"no {config.model_type} can be made of it ({cause})", "Mend the sizes"
-        ) from error
+        raise RecipeError(f"{_KEY}`", f"no {config.model_type} can be made of it ({cause})", "Fix the sizes") from error
     check_initialised(model)
     if scratch.config is not None and kind is AutoModelForCausalLM:
         check_causal(model)

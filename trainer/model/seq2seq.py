@@ -48,7 +48,7 @@ def decoder_start(config: Any) -> int:
         if getattr(config, name, None) is None:
             raise RecipeError(
                 "recipe key `base.model`",
-                f"its config names no `{name}`, so nobody knows what its decoder begins with",
+                f"its config names no `{name}`, so it is not known what its decoder begins with",
                 f"Set `{name}` in its config.json",
             )
     return int(config.decoder_start_token_id)

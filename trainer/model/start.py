@@ -26,7 +26,7 @@ def check_start(base: Base, start: Start | None) -> None:
         )
     if start.kind != BASE and start.model != base.model:
         raise RecipeError(
-            _KEY, f"it was settled as {start.model}, and the recipe names {base.model}", "Start a new run"
+            _KEY, f"it was resolved to {start.model}, and the recipe names {base.model}", "Start a new run"
         )
 
 

@@ -102,7 +102,7 @@ class IdleWatch:
     def _run(self) -> None:
         gpus = self._gpus()
         if gpus is None:
-            self._tell(self._ranks.start, "compute.idle: the GPUs' driver does not answer, so nobody watches them")
+            self._tell(self._ranks.start, "compute.idle: the GPUs' driver does not answer, so they are not watched")
             return
         looked = time.monotonic()
         while not self._closing.wait(self._every):

@@ -19,7 +19,7 @@ def check_node(asked: int, gpus: Gpus | None, visible: str | None = None) -> str
     if not asked:
         return "no GPUs are asked for, so none are looked at"
     if not isinstance(gpus, Nvml):
-        return "the GPUs' driver does not answer, so nobody has looked at them"
+        return "the GPUs' driver does not answer, so they were not checked"
     found = chosen(gpus.health(), visible)
     problems = faults(found, asked)
     if problems:

@@ -194,7 +194,7 @@ class Archive:
             return
         self._away = away
         if away:
-            warn(f"the store does not take the log ({why}); training goes on, and the log is tried again and again")
+            warn(f"the store does not take the log ({why}); training continues, and the log is tried again and again")
         else:
             warn("the store takes the log again")
 

@@ -49,7 +49,7 @@ _SHOWN: Final = ("method", "sequence_length", "tokens_per_step", "rows_per_step"
 _HOW: Final = {
     "lora": "low-rank adapters, merged into it",
     "dora": "low-rank adapters with magnitudes of their own (DoRA), merged into it",
-    "qlora": "low-rank adapters learned beside a base in 4 bits (NF4), merged in fp32 into what these bits stand for",
+    "qlora": "low-rank adapters learned beside a base in 4 bits (NF4), merged in fp32 into the values of these bits",
     "prefix": "a prefix of learned keys and values before each document, with no merged form: `model/` holds "
     "the prefix alone, and peft's `AutoPeftModelForCausalLM` puts it on the base",
 }
@@ -110,7 +110,7 @@ _ASKED: Final = (
 
 
 _USE: Final = (
-    "The encoder reads a prompt as it stands, unless the base model brought a chat template of its own: "
+    "The encoder reads a prompt as it is, unless the base model brought a chat template of its own: "
     '`model.generate(**tokenizer(prompt, return_tensors="pt"))`. Of several messages the tokenizer\'s chat template '
     "makes one prompt."
 )

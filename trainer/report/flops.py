@@ -119,7 +119,7 @@ def make_gauge(
     try:
         peak = peak_flops(device, precision, env)
         if peak is None and device != "cpu":
-            say(f"no MFU: the {precision} peak of {device} is not known; {PEAK_VARIABLE} tells it")
+            say(f"no MFU: the {precision} peak of {device} is not known; {PEAK_VARIABLE} sets it")
     except ValueError as error:
         say(f"no MFU: {PEAK_VARIABLE}: {error}")
     return Gauge(flops, peak, devices)

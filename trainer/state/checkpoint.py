@@ -199,11 +199,11 @@ class Checkpoints:
         left = self._try(aside.KEY, lambda: aside.known(self.store))
         for step, names in sorted(self._listing().items(), reverse=True):
             if MANIFEST not in names:
-                self.say(f"checkpoint step-{step} was never finished; passing over it")
+                self.say(f"checkpoint step-{step} was never finished; it is skipped")
                 continue
             seal = self._manifest(step)
             if isinstance(seal, Seal) and seal.check in left:
-                self.say(f"checkpoint step-{step} was set aside by a person; passing over it")
+                self.say(f"checkpoint step-{step} was set aside by a user; it is skipped")
                 self.bad.add(step)  # retention counts it no more, and removes it once the training has come past it
             elif isinstance(seal, Seal):
                 self.check_same(seal)
@@ -212,7 +212,7 @@ class Checkpoints:
                 raise DropforgeError(
                     f"checkpoint {self.store.uri}/{_prefix(step)}",
                     f"it has layout {seal}, and this trainer reads layout {SCHEMA} only",
-                    "Go on with the trainer that wrote it, or start a new run",
+                    "Continue with the trainer that wrote it, or start a new run",
                 )
 
     def check_same(self, seal: Seal) -> None:
@@ -376,7 +376,7 @@ class Checkpoints:
                     raise
                 last = error
         raise StorageError(
-            f"{self.store.uri}/{key} cannot be read now ({last}). Mend the storage and try again; to go on from an "
+            f"{self.store.uri}/{key} cannot be read now ({last}). Fix the storage and try again; to resume from an "
             f"older checkpoint, remove {key.rpartition('/')[0]}/"
         ) from last
 

@@ -37,7 +37,7 @@ class Fast:
         try:
             return {seal.digest: seal for seal in self.checkpoints.seals()}
         except Exception as error:  # a dying disk; the durable place has what counts
-            self.checkpoints.say(f"the fast tier {self.store.uri} cannot be read ({error}); going on without it")
+            self.checkpoints.say(f"the fast tier {self.store.uri} cannot be read ({error}); continuing without it")
             return {}
 
     def prune(self, step: int, spare: Collection[int]) -> None:

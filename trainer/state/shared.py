@@ -66,7 +66,7 @@ def _trial(store: Store) -> RecipeError | StorageError | None:
                 "Give the trainer the rights to write and delete there, on a file system with hard links, or name "
                 "another place",
             )
-        return StorageError(f"{store.uri} cannot be written to now ({error}). Mend the storage and try again")
+        return StorageError(f"{store.uri} cannot be written to now ({error}). Fix the storage and try again")
     if not conditional:
         return RecipeError(
             f"run folder {store.uri}",
