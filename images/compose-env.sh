@@ -1,5 +1,5 @@
 #!/bin/sh
-# Write the secrets of docker-compose.yaml into .env, each made once: what stands there already stays as it is.
+# Write the secrets of docker-compose.yaml into .env, each made once: what is there already stays as it is.
 #
 #   sh images/compose-env.sh [FILE]
 set -eu
@@ -23,7 +23,7 @@ if [ -e "$file" ]; then
   [ -z "$(tail -c 1 "$new")" ] || echo >>"$new"
 else
   echo "# Secrets of this server, made by images/compose-env.sh. Keep a copy where you keep others: without" >"$new"
-  echo "# FERNET_KEY and the passwords nobody gets into the volumes' data again." >>"$new"
+  echo "# FERNET_KEY and the passwords the volumes' data cannot be read again." >>"$new"
 fi
 keep POSTGRES_PASSWORD "$(random 24)"
 keep AIRFLOW_DB_PASSWORD "$(random 24)"
@@ -39,7 +39,7 @@ keep COMPOSE_PROFILES cpu
 chmod 600 "$new"
 
 if [ ! -e "$file" ]; then
-  # A link does not replace what somebody else has made by now.
+  # A link does not replace what another process has made by now.
   if why=$(ln "$new" "$file" 2>&1); then
     echo "made $file, readable by you alone" >&2
   elif [ -e "$file" ]; then

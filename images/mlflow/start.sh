@@ -1,6 +1,6 @@
 #!/bin/sh
 # MLflow's server as soon as its database is there; its tables are brought up to this MLflow first.
-# The password is in PGPASSWORD, so that it stands in no address.
+# The password is in PGPASSWORD, so that it is in no address.
 set -eu
 look='import os, sqlalchemy; sqlalchemy.create_engine(os.environ["MLFLOW_BACKEND_STORE_URI"]).connect().close()'
 until python -c "$look" 2>/tmp/why; do
