@@ -11,10 +11,10 @@ from kubeflow_training.jobs.observation import Observation
 
 
 class JobFailed(AirflowException):
-    """The job ended badly; a new gang may end better, so Airflow's retries and the task's retry policy apply.
+    """The job ended badly; a new attempt may end better, so Airflow's retries and the task's retry policy apply.
 
     :param observation: what was seen of the job's end.
-    :param job: its name, namespace, uid and gang.
+    :param job: its name, namespace, uid and `gang`.
     """
 
     def __init__(
@@ -33,4 +33,4 @@ class JobNotReached(AirflowException):
 
 
 class TaskStopped(AirflowException):
-    """This process was told to stop. Returning instead would count as success."""
+    """This process had to stop. Returning instead would count as success."""

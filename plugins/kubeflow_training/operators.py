@@ -52,9 +52,10 @@ OnFinish = Literal["keep", "delete", "delete_succeeded"]
 class PyTorchJobOperator(ClusterArguments, ResumableTask, BaseOperator):
     """Run a PyTorchJob (or TrainJob, or indexed Job) to its end.
 
-    A retry finds the job that an earlier try started and goes on with it; a failed gang is replaced whole by the next.
+    A retry finds the job that an earlier try started and continues it; a failed job is replaced by the next attempt.
     A cleared task or a changed spec starts a new job. Whether a failure is retried follows from its reason. The result
-    is a dictionary: phase, name, namespace, uid, gang, durations, message (rank 0's termination message), progress.
+    is a dictionary: phase, name, namespace, uid, `gang` (the attempt), durations, message (rank 0's termination
+    message), progress.
 
     :param manifest: the job: a mapping, YAML text, or the name of a template file (.yaml, .yml, .json); templated, may
         come from another task. Without a name it gets one of DAG, task and run.
@@ -66,14 +67,14 @@ class PyTorchJobOperator(ClusterArguments, ResumableTask, BaseOperator):
     :param log_ranks: whose log lines come into the task's log: "all", "first" or "none".
     :param log_limit: how much of the log to show: a number of lines, or text like "20 MB"; None for all of it.
     :param queue_timeout: how long the job may wait before its first pod runs, in the queue and while it starts: from
-        its creation, and anew each time it is suspended or let go.
-    :param min_nodes: with how few nodes it may run. A gang of which so many pods have a node, but a pod has none for
+        its creation, and again each time it is suspended or let go.
+    :param min_nodes: with how few nodes it may run. A job of which so many pods have a node, but a pod has none for
         `queue_timeout`, is deleted, and the next starts with the nodes there are; the one after has all again.
     :param run_timeout: how long it may run; time in a queue or suspended does not count.
-    :param number_gangs: later gangs have their number in the job's name, like `train-g2`; else all share one name.
-    :param keep_failed: keep the ended pods of a failed gang until the job's `ttl_seconds`, also beside the next gang.
+    :param number_gangs: later attempts have their number in the job's name, like `train-g2`; else all share one name.
+    :param keep_failed: keep the ended pods of a failed attempt until the job's `ttl_seconds`, also beside the next one.
     :param on_finish: "keep" the finished job until its `ttl_seconds`, "delete" it, or "delete_succeeded".
-    :param hold: start the gang idle, with its full environment, and print what starts the training in each pod.
+    :param hold: start the pods idle, with their full environment, and print what starts the training in each pod.
     :param job_url, logs_url, mlflow_url: addresses for the task's links, see `links`; templated.
     :param mlflow_run: id of the job's MLflow run; that of the manifest's annotation unless given; templated.
     """

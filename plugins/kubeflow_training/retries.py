@@ -53,15 +53,15 @@ class RetryByCause(RetryPolicy):
     """Retries a failed job as its cause deserves.
 
     Wrong code, bad data, lack of memory, deadlines and the like are never retried; the failure says what to do. Each
-    other cause has a budget of its own, counted by gang in the task state store since the task was last cleared, so
+    other cause has a budget of its own, counted by attempt in the task state store since the task was last cleared, so
     that a preemption costs none of the tries that are meant for broken hardware. After a failure of hardware the next
-    gangs prefer other nodes for a time.
+    attempts prefer other nodes for a time.
 
     The task's `retries` must be at least `policy.retries`, since a policy cannot grant more; what is left over pays for
-    workers that are lost. A gang whose failure no worker lived to see is counted by the next try.
+    workers that are lost. A failure that no worker lived to see is counted by the next try.
 
-    :param budgets: new gangs per cause, by `Reason` or its text, where they differ from `jobs.budgets.BUDGETS`.
-    :param backoffs: seconds before a new gang, where they differ from `jobs.budgets.BACKOFFS`.
+    :param budgets: new attempts per cause, by `Reason` or its text, where they differ from `jobs.budgets.BUDGETS`.
+    :param backoffs: seconds before a new attempt, where they differ from `jobs.budgets.BACKOFFS`.
     :param shared: one number at run time instead of the causes' own; those of `jobs.budgets.NO_FAULT` keep theirs.
     :param avoid_for: how long a node is avoided after a failure of hardware; zero avoids none.
     :raises ValueError: for an unknown cause or a negative number.

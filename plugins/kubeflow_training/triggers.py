@@ -33,21 +33,21 @@ class PyTorchJobTrigger(BaseTrigger):
     """Waits until a job has ended or a limit is passed, with one event at its end.
 
     The event is a dictionary: `kind` ("ended"; "timeout" when a limit is passed; "broken" when the waiting itself went
-    wrong, which says nothing about the job), `job` (name, namespace, uid, gang), `observation` (or None), `why` (one
+    wrong, which says nothing about the job), `job` (name, namespace, uid, `gang`), `observation` (or None), `why` (one
     line), and `tails` (the last lines of the rank that failed). The arguments are stored: no secret is among them.
 
     :param name, namespace, uid: the job; another job of that name counts as its loss.
-    :param gang: number of the gang, told again in the event.
+    :param gang: number of the attempt, repeated in the event.
     :param kind, backend, kubernetes_conn_id, home: see `PyTorchJobHook`.
-    :param poll_interval: seconds between two looks at the local cluster; Kubernetes tells news by itself.
+    :param poll_interval: seconds between two looks at the local cluster; Kubernetes reports news by itself.
     :param log_ranks: whose log lines to show: "all", "first" or "none".
     :param log_limit: how much of the log to show: a number of lines, or text like "20 MB"; None for all of it.
     :param deadline: Unix time at which to stop waiting; it survives a restart of the triggerer.
     :param queue_until: Unix time by which the job's first container must have started.
-    :param queue_seconds: how long it may wait for that, counted anew each time it is suspended or let go.
+    :param queue_seconds: how long it may wait for that, counted again each time it is suspended or let go.
     :param run_seconds: how long the job may run; time in the queue or suspended does not count.
     :param min_nodes, place_seconds: when to stop waiting for all nodes, see `jobs.waiting.limits.Limits`.
-    :param owned: whether the job goes when a person ends the task. Never when a triggerer does.
+    :param owned: whether the job is deleted when a user ends the task. Never when a triggerer does.
     :param must_exist: whether a job that was never seen is lost, or waited for.
     :param not_before: Unix time before which no event comes, see `state_mismatch.first_event_at`.
     """

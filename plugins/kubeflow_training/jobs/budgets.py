@@ -25,9 +25,9 @@ NO_FAULT: Final = frozenset({Reason.PREEMPTED, Reason.EVICTED, Reason.TOO_FEW_NO
 
 @dataclass(frozen=True)
 class Backoff:
-    """How long to wait before the next gang.
+    """How long to wait before the next attempt.
 
-    :param first: seconds before the gang that follows the first failure of the cause.
+    :param first: seconds before the attempt that follows the first failure of the cause.
     :param factor: by which they grow with each further one.
     :param most: seconds that they never pass.
     """
@@ -59,7 +59,7 @@ BACKOFFS: Final[Mapping[Reason, Backoff]] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """A gang that failed; `uid` counts it once, however often its end is seen."""
+    """An attempt that failed; `uid` counts it once, however often its end is seen."""
 
     uid: str
     reason: Reason
@@ -69,7 +69,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The failed gangs of one generation of a task, that is, since it was last cleared."""
+    """The failed attempts of one generation of a task, that is, since it was last cleared."""
 
     generation: str
     failures: tuple[Failure, ...] = ()
@@ -111,7 +111,7 @@ class Ledger:
 @dataclass(frozen=True)
 class Verdict:
     """
-    :param delay: seconds until the next gang; None means the task's own delay.
+    :param delay: seconds until the next attempt; None means the task's own delay.
     :param text: cause, count and budget, in one line.
     """
 
@@ -123,7 +123,7 @@ class Verdict:
 @dataclass(frozen=True)
 class Budgets:
     """
-    :param per_cause: gangs beyond the first, per cause.
+    :param per_cause: attempts beyond the first, per cause.
     :param shared: if given, the number that all causes but those of `NO_FAULT` have together, in place of theirs.
     :param name: what people call that number.
     """

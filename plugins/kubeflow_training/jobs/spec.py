@@ -38,10 +38,10 @@ Spread = Literal["spread", "one_per_node", "any"]
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticPolicy:
-    """A job that goes on with fewer nodes; see `jobs.elastic.elastic` for what becomes of it.
+    """A job that continues with fewer nodes; see `jobs.elastic.elastic` for what becomes of it.
 
     :param min_nodes, max_nodes: how few and how many pods can train; `max_nodes` is the spec's `nodes` unless given.
-    :param restarts: of pods, in all, before the job fails.
+    :param restarts: of pods, in total, before the job fails.
     :param group_restarts: of the ranks by torchrun after one of them failed.
     :param rendezvous: settings of torch's c10d rendezvous.
     """
