@@ -84,7 +84,7 @@ class Stale(Section):
     after_days: float = Field(gt=0, le=3650)
     """Days since the champion's version was registered."""
     min_improvement: float = Field(ge=-1, lt=1)
-    """Enough then, in the place of `promote.min_improvement`; negative tolerates a regression."""
+    """Enough then, instead of `promote.min_improvement`; negative tolerates a regression."""
 
 
 class Promote(Section):
@@ -93,7 +93,7 @@ class Promote(Section):
     alias: str = Field(default="champion", pattern="^[a-z][a-z0-9_-]{0,62}$")
     """Alias in MLflow's model registry."""
     metric: Metric = "eval/loss"
-    """Deciding metric. In the place of one that counts tokens, bits per byte decide between language models of
+    """Deciding metric. Instead of one that counts tokens, bits per byte decide between language models of
     different tokenizers. `eval/macro_f1` is for `task: classification`, which has neither perplexity nor bits per byte
     nor `gen/...`."""
     min_improvement: float = Field(default=0.0, ge=-1, lt=1)

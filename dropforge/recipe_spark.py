@@ -83,4 +83,4 @@ class Spark(Section):
     driver_memory: str = Field(default="2g", pattern=_MEMORY)
     """Memory of the Java process on this machine, as `512m` or `2g`; the Python processes beside it take theirs."""
     cluster: SparkCluster | None = None
-    """Pods on Kubernetes in the place of this machine, as `{image: ..., volumes: [...]}`."""
+    """Pods on Kubernetes instead of this machine, as `{image: ..., volumes: [...]}`."""

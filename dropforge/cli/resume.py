@@ -109,7 +109,7 @@ def _set_aside(connection: Connection, named: Named, spec: RunSpec, store: Store
     version = named.tags.get(tracking.TAG_VERSION)
     instead = f"Start a new run with `base.start: runs/{named.run}/step-{step}`, which takes over the weights"
     if connection.store.stat(layout.report_key(named.run)) is not None:
-        raise DataError(f"run {named.title}", "its training is done, and is not taken up again", instead)
+        raise DataError(f"run {named.title}", "its training is done, and is not resumed", instead)
     if version:
         raise DataError(f"run {named.title}", f"its model is registered as version {version}", instead)
     if (spec.recipe.get("train") or {}).get("fast_checkpoints"):

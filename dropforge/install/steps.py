@@ -68,7 +68,7 @@ VARIABLES: Final = {
     "INSTANCE": ("p5.48xlarge", "of `dropforge instances`, for trainings"),
     "ZONE": ("eu-west-1a", "of the subnet; EFA ends there"),
     "SUBNET": ("subnet-0123456789abcdef0", "where FSx has its servers: that of the nodes"),
-    "SECURITY_GROUP": ("sg-0123456789abcdef0", "that lets nodes and FSx speak, TCP 988 and 1018 to 1023"),
+    "SECURITY_GROUP": ("sg-0123456789abcdef0", "that lets nodes connect to FSx, TCP 988 and 1018 to 1023"),
     "FILE_SYSTEM": ("fs-0123456789abcdef0", "of EFS"),
     "AIRFLOW_IMAGE": ("registry.example/dropforge-airflow@sha256:...", "of images.lock"),
     "MLFLOW_IMAGE": ("registry.example/dropforge-mlflow@sha256:...", "of images.lock"),

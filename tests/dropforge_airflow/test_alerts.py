@@ -275,4 +275,4 @@ def test_messages_that_become_letters_are_told_together(configured: Yard) -> Non
     Post(configured.queue_url, configured.store, configured.sqs).collect(1)
     bodies = [body for body in told(configured) if body.startswith("Dropforge:")]
     assert len(bodies) == 1
-    assert bodies[0].startswith("Dropforge: 2 messages were put aside by intake")
+    assert bodies[0].startswith("Dropforge: 2 messages were set aside by intake")

@@ -127,9 +127,9 @@ def letters(reasons: Sequence[str], first: str) -> Alert:
     others = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     return Alert(
         ("rejected",),
-        _subject(f"{number} put aside by intake"),
+        _subject(f"{number} set aside by intake"),
         _body(
-            f"{number} put aside: they lead to no run.",
+            f"{number} set aside: they lead to no run.",
             _why(f"{reasons[0]}{others}", "`dropforge letters` shows them, and sends one again with `--replay ID`"),
             [],
         ),
