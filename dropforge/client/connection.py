@@ -76,7 +76,7 @@ def running_stack(state: Path | None, mend: str) -> StackState:
         if (uid := other_user(port)) is not None:
             raise DropforgeError(
                 f"port {port}, which is the stack's for {name}",
-                f"a program of another user of this machine (uid {uid}) has taken it, and would be told your login",
+                f"a program of another user of this machine (uid {uid}) has taken it, and would receive your login",
                 f"Choose another: `dropforge down`, then `dropforge up --{name}-port PORT`",
             )
     return stack
