@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final
 
 from dropforge.promotion import Direction
@@ -239,8 +240,11 @@ def unit(name: str) -> str:
 
 
 def read_checks(markdown: str) -> tuple[Check, ...]:
-    """The rows of a verdict table (`Verdict.as_markdown`). :raises ValueError: if it is none."""
-    lines = [line.strip() for line in markdown.splitlines() if line.strip()]
+    """The rows of a verdict table (`Verdict.as_markdown`), behind which other text may follow.
+
+    :raises ValueError: if it is none.
+    """
+    lines = [line.strip() for line in takewhile(str.strip, markdown.splitlines())]
     rows = [[cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|", 4)] for line in lines]
     if len(rows) < 3 or any(len(row) != 5 for row in rows) or rows[0] != list(_CHECK):
         raise ValueError("it is no verdict table")

@@ -25,9 +25,9 @@ def run_title(spec: RunSpec) -> str:
     return " · ".join(parts)[:200]
 
 
-def ended_title(spec: RunSpec, version: str, alias: str | None) -> str:
-    """The same at its end. :param alias: that its version has now, if it has one."""
-    return f"{run_title(spec)} · version {version}, {alias or 'not promoted'}"
+def ended_title(spec: RunSpec, version: str, *, promoted: bool) -> str:
+    """The same at its end. Which version has the alias may change later, and is on the version's page."""
+    return f"{run_title(spec)} · version {version}, {'promoted' if promoted else 'not promoted'}"
 
 
 def of_family(family: str) -> str:

@@ -319,11 +319,11 @@ def describe(tracking_uri: str, run_id: str, text: str) -> None:
         mlflow.set_tag(run_id, TAG_NOTE, text[:4900])
 
 
-def show_result(tracking_uri: str, run_id: str, spec: RunSpec, version: str, alias: str | None) -> None:
+def show_result(tracking_uri: str, run_id: str, spec: RunSpec, version: str, *, promoted: bool) -> None:
     """Say in the name of an MLflow run what came of it, unless it has another name by now."""
     mlflow = client(tracking_uri)
     if str(mlflow.get_run(run_id).info.run_name).startswith(descriptions.run_title(spec)):
-        mlflow.update_run(run_id, name=descriptions.ended_title(spec, version, alias))
+        mlflow.update_run(run_id, name=descriptions.ended_title(spec, version, promoted=promoted))
 
 
 def log_hours(tracking_uri: str, run_id: str, metrics: Mapping[str, float], tag: str, text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from dropforge import layout, settings
 from dropforge.cli.connect import StateOption
 from dropforge.cli.drops import send
 from dropforge.cli.result import show_result
-from dropforge.cli.services import start, stop
+from dropforge.cli.services import start, stay, stop
 from dropforge.cli.watch import follow
 from dropforge.client.connection import Connection, connect
 from dropforge.client.drops import start_again, wait_for_run
@@ -41,9 +40,10 @@ def demo(
         connection = connect(folder)
         registered = _run(connection, folder, again, part)
         if not exit_after:
-            console.print("The services stay up. Ctrl-C stops them." if started else "The services stay up.")
+            console.print("The services stay up.")
             if started:
-                threading.Event().wait()
+                stay(folder, console)
+                started = False
     except KeyboardInterrupt:
         console.print("Stopping.")
     finally:

@@ -21,7 +21,7 @@ from dropforge.recipes.load import default_preset
 from dropforge.settings import default_state
 from dropforge.stack import control
 from dropforge.stack.doctor import Level, examine
-from dropforge.stack.state import StackState, check_folder, is_running, read_state, running_state
+from dropforge.stack.state import StackState, check_folder, read_state, running_state
 from dropforge.terminal import Console, Text
 
 _STYLES = {
@@ -67,7 +67,7 @@ def up(
         if not started:
             console.print("The stack is already running.")
         elif not detach:
-            _stay(folder, console)
+            stay(folder, console)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     finally:
@@ -199,21 +199,30 @@ def _services_table(state: StackState) -> Table:
     return table
 
 
-def _stay(folder: Path, console: Console) -> None:
-    """Say what happens to the services until Ctrl-C, then stop them."""
+def stay(folder: Path, console: Console) -> None:
+    """Say what happens to the services until Ctrl-C, then stop them; return if they are stopped by another command.
+
+    A stack that was started in the same folder since then is another one, and keeps running.
+    """
     console.print("Ctrl-C stops it.")
+    begun = read_state(folder)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     said: dict[str, str] = {}
     try:
-        while is_running(folder):
-            state = read_state(folder)
-            for name, service in (state.services if state else {}).items():
+        while (state := running_state(folder)) is not None and begun is not None and _same(begun, state):
+            for name, service in state.services.items():
                 if said.get(name, "healthy") != service.status and service.status not in {"done", "stopped"}:
                     console.print(Text(f"{name}: {service.status} {service.message}", _STYLES.get(service.status, "")))
                 said[name] = service.status if service.status != "done" else "healthy"
             signal.sigtimedwait([], 1.0)
     except KeyboardInterrupt:
         pass
-    stop(folder)
+    if (now := running_state(folder)) is None or (begun is not None and _same(begun, now)):
+        stop(folder)  # also what a supervisor that was killed has left
     console.print("Stopped.")
+
+
+def _same(begun: StackState, state: StackState) -> bool:
+    """Whether both are of one supervisor, by its process and when that began."""
+    return begun.supervisor == state.supervisor

@@ -145,7 +145,7 @@ def test_letters() -> None:
 
 def test_the_checks_are_those_that_the_rule_wrote() -> None:
     verdict = decide({"eval/loss": 2.0}, {"eval/loss": 2.5}, {"eval/loss": 9.0}, Policy(min_improvement=0.1))
-    found = read_checks(verdict.as_markdown() + "\n")
+    found = read_checks(verdict.as_markdown() + "\n\n[Candidate and champion side by side](http://m/#/compare)\n")
     assert [item.check for item in found] == ["measured", "better than base", "better than champion"]
     assert found[2] == Check(
         "better than champion",

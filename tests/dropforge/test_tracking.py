@@ -189,13 +189,13 @@ def test_pages_say_what_a_family_a_run_and_a_version_are_and_how_to_use_them(ser
     assert f"{spec.family}@champion" in mlflow.get_registered_model(spec.family).description
 
     title, now = f"{spec.family}/monday#2 · Qwen2.5-0.5B, lora", lambda: mlflow.get_run(run.info.run_id).info.run_name
-    for alias, ended in (("champion", "version 1, champion"), (None, "version 1, not promoted")):
-        tracking.show_result(server, run.info.run_id, spec, "1", alias)
+    for promoted, ended in ((True, "version 1, promoted"), (False, "version 1, not promoted")):
+        tracking.show_result(server, run.info.run_id, spec, "1", promoted=promoted)
         assert now() == f"{title} · {ended}"
 
     # What a person writes stays.
     mlflow.update_run(run.info.run_id, name="mine")
-    tracking.show_result(server, run.info.run_id, spec, "1", "champion")
+    tracking.show_result(server, run.info.run_id, spec, "1", promoted=True)
     assert now() == "mine"
     mlflow.update_model_version(spec.family, "1", "mine")
     tracking.register(server, spec, REPORT, verdict(True), alias="champion", compared_with=None)

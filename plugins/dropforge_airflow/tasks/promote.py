@@ -136,15 +136,15 @@ def register(opened: Opened, outlet_events: Any = None, **context: Any) -> Liste
             compared_with=evaluation.get("champion_version"),
             hold=moving(store, spec.family, f"run {spec.run}"),
         )
-        now = alias if listed.promoted else None
-        tracking.show_result(settings.tracking_uri, opened["mlflow_run"], spec, listed.version, now)
+        of_run = settings.tracking_uri, opened["mlflow_run"]
+        tracking.show_result(*of_run, spec, listed.version, promoted=listed.promoted)
     lineage.tell(lambda: _registered(settings.tracking_uri, spec, report, listed))
     word = f"now {alias}" if listed.promoted else f"not {alias}: {verdict.reason}"
     log.info("Version %s of %s is registered; it is %s", listed.version, spec.family, word)
     outlet_events[MODELS].extra = {
         "family": spec.family,
         "version": listed.version,
-        "alias": now,
+        "alias": alias if listed.promoted else None,
         "previous": listed.previous,
         "verdict": verdict.reason,
         "run": spec.run,
