@@ -123,7 +123,7 @@ def _look(dag_run: Any) -> Ended:
     from sqlalchemy import select
     from sqlalchemy.orm import object_session
 
-    from dropforge_airflow.pages.task import xcoms
+    from dropforge_airflow.pages.task import read_failures, xcoms
 
     session = object_session(dag_run)
     if session is None:
@@ -134,12 +134,8 @@ def _look(dag_run: Any) -> Ended:
     made = {task: xcoms(session, *place, task, -1, ("return_value",)).get("return_value") for task in _TASKS}
     opened = xcoms(session, *place, "open_run", -1, ("mlflow_url",))
     ended = {task: str(state) for task, state in states}
-    failures = {
-        task: xcoms(session, *place, task, -1, (FAILURE,)).get(FAILURE)
-        for task, state in ended.items()
-        if state == "failed"
-    }
-    return Ended(made, ended, str(opened.get("mlflow_url") or ""), {task: why for task, why in failures.items() if why})
+    failures = read_failures(session, *place, [task for task, state in ended.items() if state == "failed"])
+    return Ended(made, ended, str(opened.get("mlflow_url") or ""), failures)
 
 
 def _text(value: Any) -> str:

@@ -50,6 +50,7 @@ def task_page(
                 {"name": item.name, "state": item.state, "tries": item.tries, **_span(item.began, item.ended)}
                 for item in seen.stages
             ],
+            "failures": [{"stage": name, "text": cut(text)} for name, text in seen.failures.items()],
             "tries": [
                 {"number": item.number, "state": item.state, "why": cut(item.why), **_span(item.began, item.ended)}
                 for item in seen.tries

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from dropforge import layout
 from dropforge.stages import JOBS, STAGES
+from dropforge_airflow.run_notes import FAILURE
 
 _AT_WORK: Final = frozenset({"running", "deferred", "queued", "up_for_retry"})
 _OPEN: Final = "open_run"
@@ -57,6 +58,7 @@ class Seen:
     :param opened: run, family, mlflow_run and backend, as task `open_run` returned them; empty before that.
     :param job: where the task's newest job is: name, namespace, uid, kind, backend; empty if it has none.
     :param result: how that job ended, as the task remembers it; empty if it does not.
+    :param failures: why its tasks failed, as far as they have said.
     """
 
     dag: str
@@ -69,6 +71,7 @@ class Seen:
     opened: Mapping[str, str] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ended(self) -> bool:
@@ -93,7 +96,8 @@ def see(dag: str, dag_run: str, task: str | None, map_index: int) -> Seen | None
             return None
         job, result = _job(session, run.id, dag, dag_run, chosen, map_index)
         opened = _opened(session, dag, dag_run)
-    return Seen(dag, dag_run, str(run.state), chosen, map_index, stages, tries, opened, job, result)
+        failures = read_failures(session, dag, dag_run, [one.name for one in stages if one.state == "failed"])
+    return Seen(dag, dag_run, str(run.state), chosen, map_index, stages, tries, opened, job, result, failures)
 
 
 def states(dag: str, dag_runs: Sequence[str]) -> dict[str, str]:
@@ -125,12 +129,13 @@ def _stages(session: Session, dag: str, dag_run: str) -> tuple[Stage, ...]:
 
 
 def _at_work(stages: tuple[Stage, ...]) -> str:
-    """The task whose job is at work, else the last that had one, else the training."""
+    """The task whose job is at work, else the first that failed, else the last that had a job, else the training."""
     of = {stage.name: stage for stage in stages}
     jobs = [of[name] for name in JOBS if name in of]
     working = next((stage.name for stage in jobs if stage.state in _AT_WORK), None)
+    failed = next((stage.name for stage in stages if stage.state == "failed" and stage.name != "close_run"), None)
     begun = [stage.name for stage in jobs if stage.began is not None and stage.name != "tokenise"]
-    return working or (begun[-1] if begun else "train")
+    return working or failed or (begun[-1] if begun else "train")
 
 
 def _tries(session: Session, dag: str, dag_run: str, task: str, map_index: int) -> tuple[Try, ...]:
@@ -171,6 +176,12 @@ def _job(
     end = kept.get(END_KEY, {})
     result = end.get("result") if job.get("uid") and end.get("uid") == job.get("uid") else None
     return job, result if isinstance(result, dict) else {}
+
+
+def read_failures(session: Session, dag: str, dag_run: str, tasks: Iterable[str]) -> dict[str, str]:
+    """Why tasks of a run failed, as far as they have said."""
+    said = {task: xcoms(session, dag, dag_run, task, -1, (FAILURE,)).get(FAILURE) for task in tasks}
+    return {task: str(text) for task, text in said.items() if text}
 
 
 def xcoms(session: Session, dag: str, dag_run: str, task: str, map_index: int, keys: tuple[str, ...]) -> dict[str, Any]:

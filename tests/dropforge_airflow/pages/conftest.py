@@ -60,12 +60,13 @@ class Server:
         state: str = "running",
         opened: dict[str, Any] | None = None,
         job: dict[str, Any] | None = None,
+        failed: str = "train",
         failure: str | None = None,
     ) -> str:
         """Put a run into Airflow's database.
 
         :param tasks: their states. :param opened: what `open_run` returned. :param job: what `train` has published.
-        :param failure: why it failed.
+        :param failed, failure: a task, and why it failed.
         """
         from airflow.models.dag import DagModel
         from airflow.models.dagrun import DagRun
@@ -97,7 +98,7 @@ class Server:
                 )  # fmt: skip
             told = [("open_run", key, value) for key, value in (opened or {}).items()]
             told += [("train", "pytorch_job", job)] if job else []
-            told += [("train", run_notes.FAILURE, failure)] if failure else []
+            told += [(failed, run_notes.FAILURE, failure)] if failure else []
             for task, key, value in told:
                 session.execute(
                     insert(XComModel).values(

@@ -50,6 +50,7 @@ def hostile_tab(pods: int) -> dict[str, Any]:
         "dropforge_finetune", BAD, "running", "train", -1,
         (Stage(BAD, BAD, 3, BEGAN, None), Stage("train", "running", 1, BEGAN, None)),
         (Try(1, BAD, BEGAN, BEGAN, BAD),), {"run": BAD, "family": BAD}, {"name": BAD, "uid": "u", "gang": 2},
+        failures={BAD: BAD},
     )  # fmt: skip
     course = Course(
         BAD, BAD, BAD, {tracking.TAG_VERSION: BAD, tracking.TAG_RESUMED: BAD, tracking.TAG_CHAMPION: BAD}, {},
@@ -107,7 +108,7 @@ def show(browser: Browser, name: str, values: dict[str, Any], width: int = 1300,
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_hostile_texts_stay_texts_on_the_tab(browser: Browser, scheme: str) -> None:
     page = show(browser, "task", hostile_tab(8), scheme=scheme)
-    for part in ("job", "training", "champion", "log", "checkpoints", "tries", "timeline"):
+    for part in ("job", "training", "champion", "log", "checkpoints", "tries", "timeline", "failures"):
         expect(page.locator(f"#{part}")).to_be_visible()
     assert page.locator("#bad, img").count() == 0
     assert page.title() == "Training - Dropforge"

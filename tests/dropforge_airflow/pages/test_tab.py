@@ -68,6 +68,14 @@ def test_a_run_that_has_nothing_yet(server: Server, name: str) -> None:
     assert server.tab(name, None).json()["task"] == "train"
 
 
+def test_a_run_that_failed_opens_at_the_task_that_did_and_says_why(server: Server, name: str) -> None:
+    states = {"plan": "failed", "train": "upstream_failed", "evaluate": "upstream_failed", "close_run": "failed"}
+    server.run(name, states, state="failed", failed="plan", failure="recipe key `base`: it is missing. Name it")
+    page = server.tab(name, None).json()
+    assert (page["task"], page["live"]) == ("plan", False)
+    assert page["failures"] == [{"stage": "plan", "text": "recipe key `base`: it is missing. Name it"}]
+
+
 def test_services_that_are_away_are_named_and_the_rest_is_shown(server: Server, name: str) -> None:
     server.run(name, opened=OPENED)
     answer = server.tab(name)

@@ -12,7 +12,7 @@ function head(v) {
     {},
     el("h1", {}, v.run || v.dag_run),
     state(v.state),
-    el("span", { class: "quiet" }, v.family ? el("span", {}, "family ", familyLink(v.family)) : "no run was opened yet"),
+    el("span", { class: "quiet" }, v.family ? el("span", {}, "family ", familyLink(v.family)) : v.live ? "no run was opened yet" : "no run was opened"),
     t?.version ? el("span", {}, `version ${t.version}`) : "",
     t ? link(t.url, "MLflow run ↗") : "",
   );
@@ -197,6 +197,7 @@ function show(v) {
     ["head", [v.run, v.dag_run, v.state, v.family, v.training?.version, v.training?.url], () => head(v)],
     unseen.length ? ["unseen", unseen, () => el("div", { id: "unseen" }, unseen.map((u) => el("p", { class: "warn", role: "status" }, `Not shown: ${u.what}: ${u.why}.`)))] : null,
     ["stages", v.stages, () => stages(v)],
+    v.failures.length ? ["failures", v.failures, () => el("div", { id: "failures" }, v.failures.map((f) => el("p", { class: "bad" }, `${f.stage} failed: ${f.text}`)))] : null,
     v.has_job ? ["job", v.job, () => job(v)] : null,
     v.training ? ["training", v.training, () => training(v)] : null,
     v.champion ? ["champion", v.champion, () => champion(v)] : null,
