@@ -40,6 +40,8 @@ def letters(
 
     With an ID the whole message is shown. Fix what was wrong, then send it again:
     dropforge letters support/2026-11-20 --replay
+
+    `dropforge dlq` is the same command.
     """
     if replay and discard:
         raise typer.BadParameter("choose one", param_hint="--replay, --discard")
