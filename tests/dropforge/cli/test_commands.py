@@ -195,7 +195,8 @@ def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...
     """Every command below a group, by its words."""
     yield words
     for name, command in getattr(group, "commands", {}).items():
-        yield from commands(command, (*words, name))
+        if not command.hidden:  # another name
+            yield from commands(command, (*words, name))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral", "gpt2"])
