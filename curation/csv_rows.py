@@ -192,7 +192,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             seen["escaped"] += _ESCAPED.search(data) is not None
         if cells and (cells[0][:1] == "'" or cells[-1][-1:] == "'"):  # one tells, where all texts are quoted so
             seen["single"] += any(map(stands_in_single_quotes, cells))
-        record = _csv_row(header, cells, position, head)
+        record = _csv_row(header, cells, position, head, ascii=len(taken) == 1 and data.isascii())
         if quoted:
             if not spaced and before_quote in data:
                 seen["spaced"] += any(cell[:1] == " " and cell.lstrip()[:1] == '"' for cell in cells)
@@ -255,15 +255,16 @@ _NAMED: Final = 60
 _ESCAPED: Final = re.compile(rb"\\[ntr\\]")
 
 
-def _csv_row(header: _Header, cells: list[str], position: int, head: bytes) -> Found | Fault:
+def _csv_row(header: _Header, cells: list[str], position: int, head: bytes, *, ascii: bool = False) -> Found | Fault:
+    """The row that cells are. :param ascii: whether all are known to be ASCII."""
     columns, least, nameless, _, _, _ = header
-    if any(map(_is_broken, cells)):
+    if not ascii and any(map(_is_broken, cells)):
         return Fault(position, Reason.BAD_ENCODING, "a cell is not UTF-8", head)
     # Programs leave empty cells at the end of a row away, or add some.
     if len(cells) != len(columns) and (len(cells) < least or any(cells[len(columns) :])):
         alone = f" ({columns[0][:_NAMED]!r}): the first line is to name all" if len(columns) == 1 else "s"
         return Fault(position, Reason.RAGGED, f"{len(cells)} cells under {len(columns)} column{alone}", head)
-    fields = {name: cell for name, cell in zip(columns, cells, strict=False) if cell != "" and cell != _NULL}
+    fields = {name: cell for name, cell in zip(columns, cells, strict=False) if cell and cell != _NULL}
     if "" in fields and nameless > 1:
         return Fault(position, Reason.RAGGED, "a value in a column without a name", head)
     return Found(position, fields, head)

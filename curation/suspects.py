@@ -27,6 +27,7 @@ _LONGEST_ADDRESS: Final = 500
 _BEGINS: Final = frozenset('[{("abR \n\t\r')
 _ENDS: Final = frozenset("]})\"' \n\t\r")
 _END: Final = -LONGEST_UNSET - 2
+_UNNAMED: Final = (None, None, None)
 _SHORT: Final = re.compile(rf'"(?:name|reasoning_content)":"([^"]{{1,{LONGEST_UNSET}}})"')
 #: Characters of a text whose look is kept.
 _LONGEST_KEPT: Final = 100
@@ -42,14 +43,12 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
     """
     if labels and row.label and stands_at_end(row.label, row.contents[-1] if row.text is None else row.text):
         report.leaked += 1
-    if row.neutralised:
-        report.neutralised += 1
-    if row.invisible:
-        report.invisible += 1
-    for name in (row.group, row.label, row.source):
-        if name is not None and (row.rounded or is_rounded(name)):
-            report.rounded += 1
-            break
+    if row.neutralised or row.invisible:
+        report.neutralised += row.neutralised > 0
+        report.invisible += row.invisible
+    named = row.group, row.label, row.source
+    if named != _UNNAMED and any(name is not None and (row.rounded or is_rounded(name)) for name in named):
+        report.rounded += 1
     texts = row.contents if row.text is None else (row.text,)
     odd: list[int] = []
     lined = letters = replaced = misread = entities = False
