@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -28,9 +28,14 @@ _BEGINS: Final = frozenset('[{("abR \n\t\r')
 _ENDS: Final = frozenset("]})\"' \n\t\r")
 _END: Final = -LONGEST_UNSET - 2
 _UNNAMED: Final = (None, None, None)
+#: Without what is looked for beyond `_looks`: line ends, escapes, entities, and characters that were misread.
+_PLAIN: Final = re.compile(r"[ -%'-\[\]-~]*")
 _SHORT: Final = re.compile(rf'"(?:name|reasoning_content)":"([^"]{{1,{LONGEST_UNSET}}})"')
 #: Characters of a text whose look is kept.
 _LONGEST_KEPT: Final = 100
+_MOST_KEPT: Final = 1 << 12
+#: Short texts in which nothing was found: many rows share one, as system prompts.
+_plain: set[str] = set()
 
 
 def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
@@ -54,6 +59,8 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
     lined = letters = replaced = misread = entities = False
     # Most are nothing of all this, which length, first and last character, and end tell at once.
     for place, text in enumerate(texts):
+        if len(text) <= _LONGEST_KEPT and text in _plain:
+            continue
         seen = False
         if text.isascii():
             seen = " " not in text  # in other scripts most have none
@@ -80,6 +87,7 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.entities += entities
     if not odd and not row.beside:
         return
+    _keep_plain(texts[place] for place in odd)
     # What a tool gives is whatever it gives.
     said = [
         found
@@ -111,8 +119,14 @@ class _Looks(NamedTuple):
     escaped: bool
 
 
+def _keep_plain(texts: Iterable[str]) -> None:
+    for text in texts:
+        if len(text) <= _LONGEST_KEPT and len(_plain) < _MOST_KEPT and _PLAIN.fullmatch(text) and not _looks(text):
+            _plain.add(text)
+
+
 def _looks(text: str) -> _Looks | None:
-    """Look closer at a text; None for one that is nothing else. Many rows share a short one, as system prompts."""
+    """Look closer at a text; None for one that is nothing else."""
     return _looks_kept(text) if len(text) <= _LONGEST_KEPT else _look_closer(text)
 
 
@@ -131,7 +145,7 @@ def _look_closer(text: str) -> _Looks | None:
     return found if any(found) else None
 
 
-_looks_kept = lru_cache(1 << 12)(_look_closer)
+_looks_kept = lru_cache(_MOST_KEPT)(_look_closer)
 
 
 def _beside(row: Row) -> Iterator[str]:
