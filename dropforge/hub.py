@@ -55,7 +55,8 @@ MODEL: Final = Asked(
     "base model",
     "base.model",
     "base.revision",
-    "This machine's cache does not hold it. Let it reach the hub, or copy the model to S3 and name its address",
+    "This machine's cache does not hold it. Let it reach the hub, or copy the model to S3 and name its address as "
+    "`base.model`",
 )
 DATA: Final = Asked(
     "data set",

@@ -306,8 +306,9 @@ def last_error(content: list[Any]) -> str | None:
     """The text of the last exception in a log's structured lines, without the last lines of a job that it quotes."""
     for line in reversed(content):
         details = line.get("error_detail") if isinstance(line, dict) else None
-        if isinstance(details, list) and details and isinstance(details[-1], dict):
-            text = str(details[-1].get("exc_value") or details[-1].get("exc_type"))
+        # The first is what ended the task; its causes follow.
+        if isinstance(details, list) and details and isinstance(details[0], dict):
+            text = str(details[0].get("exc_value") or details[0].get("exc_type"))
             return text.partition("\nLast lines of ")[0]
     return None
 

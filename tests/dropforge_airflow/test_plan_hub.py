@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
+from dropforge_airflow.run_notes import FAILURE
 from dropforge_airflow.tasks.failure import no_retry
 
 from dropforge.errors import RecipeError
@@ -85,3 +87,34 @@ def test_a_gate_ends_the_task_and_a_silence_has_it_try_again(hub: Hub, store: St
     hub.status = 503
     with pytest.raises(UnreachableError, match="the hub does not answer"), no_retry():
         asked(store)
+
+
+class Instance:
+    """A task instance that keeps what is pushed."""
+
+    def __init__(self) -> None:
+        self.try_number, self.pushed = 1, dict[str, str]()
+
+    def xcom_push(self, key: str, value: str) -> None:
+        self.pushed[key] = value
+
+
+def test_a_hub_whose_name_nobody_knows_is_tried_once_more_alone(
+    hub: Hub, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    ti = Instance()
+    monkeypatch.setattr("dropforge_airflow.tasks.failure.get_current_context", lambda: {"ti": ti})
+    hub.status = 503
+    ti.try_number = 2
+    with pytest.raises(UnreachableError), no_retry():
+        asked(store)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://hub.invalid")
+    for ti.try_number, kind in ((1, UnreachableError), (2, AirflowFailException)):
+        ti.pushed.clear()
+        with pytest.raises(kind, match=rf"base model {MODEL}: the hub does not answer .*S3 .*`base.model`"), no_retry():
+            asked(store)
+        assert MODEL in ti.pushed[FAILURE]  # the run's note, if it was the last try

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -27,13 +28,27 @@ class MendableError(AirflowFailException):
 
 @contextmanager
 def no_retry() -> Iterator[None]:
-    """Turn an error for people into a failure without retries, with its own text. Who is silent is asked again."""
+    """Turn an error for people into a failure without retries, with its own text.
+
+    Who is silent is asked again, but only once where no name server knows the host.
+    """
     try:
         yield
     except DropforgeError as error:
         log.error("%s", error)
-        if isinstance(error, UnreachableError):
-            raise
+        tries = 1
         with suppress(Exception):  # without it the log alone says why
-            get_current_context()["ti"].xcom_push(FAILURE, as_line(error, 500))
+            ti = get_current_context()["ti"]
+            tries = ti.try_number
+            ti.xcom_push(FAILURE, as_line(error, 500))
+        if isinstance(error, UnreachableError) and not (tries > 1 and _is_unknown_host(error)):
+            raise
         raise MendableError(error) from None
+
+
+def _is_unknown_host(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -412,6 +412,8 @@ def test_the_end_of_a_failed_run_is_the_error_of_its_log() -> None:
     }
     assert last_error([{"event": "begin"}, failed, {"event": "end"}, "plain"]) == "x failed"
     assert last_error([{"event": "begin"}, "plain"]) is None
+    caused = [{"exc_value": "base model m: the hub does not answer"}, {"exc_value": "[Errno -2] Name not known"}]
+    assert last_error([{"error_detail": caused}]) == "base model m: the hub does not answer"
 
 
 def test_sparklines() -> None:
