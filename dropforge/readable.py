@@ -21,11 +21,14 @@ from dropforge import layout
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.hub import is_hub_id
 from dropforge.recipe import Recipe
-from dropforge.settings import split
+from dropforge.recipes.load import presets, resolve
+from dropforge.recipes.self_service_rules import at_path
+from dropforge.run import RunSpec
+from dropforge.settings import READABLE, split
+from dropforge.store import MissingObjectError, Store
 
-VARIABLE: Final = "DROPFORGE_READABLE"
 DEFAULT: Final = "hub:*"
-_THING: Final = f"environment variable {VARIABLE}"
+_THING: Final = f"environment variable {READABLE}"
 #: Folders of the bucket whose second part is a family.
 _OF_FAMILIES: Final = frozenset({"drops", "datasets", "sweeps", "curation"})
 #: Those that nobody's recipe reads.
@@ -147,7 +150,7 @@ class _Look:
     def _refused(self, key: str, place: str, why: str = "") -> RecipeError:
         cause = why or "it is not among what recipes may have read here"
         whose = "by the installation's administrator, or for `dropforge up` in its environment"
-        mend = f"Name another, or have it named in {VARIABLE} {whose}. {self._told()}"
+        mend = f"Name another, or have it named in {READABLE} {whose}. {self._told()}"
         return RecipeError(f"recipe key `{key}`", f"{place:.200}: {cause}", mend)
 
     def _told(self) -> str:
@@ -162,7 +165,7 @@ def readable(env: Mapping[str, str] = os.environ) -> Readable:
     prefixes: list[str] = []
     folders: list[str] = []
     families: list[str] = []
-    for word in split(env.get(VARIABLE) or DEFAULT):
+    for word in split(env.get(READABLE) or DEFAULT):
         if word.startswith("hub:") and len(word) > len("hub:"):
             hub.append(word.removeprefix("hub:"))
         elif word.startswith("family:") and len(word) > len("family:"):
@@ -178,6 +181,28 @@ def readable(env: Mapping[str, str] = os.environ) -> Readable:
                 "Write hub:OWNER/NAME with stars as you need, s3://BUCKET/PREFIX/, a folder from / on, or family:NAME",
             )
     return Readable(tuple(hub), tuple(prefixes), tuple(folders), tuple(families))
+
+
+def check_reads(store: Store, bucket: str, family: str, recipe: Recipe, allowed: Readable) -> None:
+    """:raises RecipeError: naming a key whose model or data may not be read."""
+
+    def family_of_run(run: str) -> str | None:
+        try:
+            return RunSpec.read(store, layout.run_key(run)).family if layout.is_run(run) else None
+        except MissingObjectError:
+            return None
+
+    allowed.check(recipe, family, bucket, family_of_run, _named_by_presets)
+
+
+def _named_by_presets() -> frozenset[str]:
+    """Base models and evaluation sets that presets name."""
+    named: set[str] = set()
+    for preset in presets():
+        values = resolve({"extends": preset})
+        named |= {str(at_path(values, key)) for key in ("base.model", "evaluate.holdout")}
+        named.update(map(str, (at_path(values, "curation.decontaminate.sets") or {}).values()))
+    return frozenset(named)
 
 
 def _check_written(key: str, place: str | None, bucket: str) -> None:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from dropforge.errors import DropforgeError
 
 SELF_SERVICE: Final = "DROPFORGE_SELF_SERVICE"
+READABLE: Final = "DROPFORGE_READABLE"
 _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from dropforge.cli.connect import StateOption
 from dropforge.cli.listing import Cell, Output, OutputOption, print_table, print_values
-from dropforge.client.connection import Connection, connect
+from dropforge.client.connection import Connection, connect, connect_embedded
 from dropforge.client.patience import asking_mlflow
 from dropforge.code import look_at, told
 from dropforge.costs import limits_told
@@ -84,7 +84,7 @@ def plan(
     """Print steps, tokens, memory per rank, hours, cost and what would be done; starts nothing.
 
     A recipe that extends nothing and names no base is merged over the default preset, as that of a drop. Fails if the
-    memory is clearly too small, as the run would.
+    memory is clearly too small, or if the stack that runs here does not let it read what it names, as the run would.
     """
     loaded = build_recipe(over_preset(read_named(recipe)))
     size = None
@@ -92,9 +92,14 @@ def plan(
         size = sum(map(_text_bytes, files_of(data).values()))
     sized = _with_sizes(loaded)
     figures = estimate(sized, size)
-    speed = None if family is None else _measured(connect(state), check_family(family), loaded)
+    connection = connect_embedded(state) if family is None else connect(state)
+    speed = None
+    if connection is not None and family is not None:
+        speed = _measured(connection, check_family(family), loaded)
     Console().print(_plan_table(loaded, figures, forecast(sized, figures, speed)))
     check_startable(loaded)
+    if connection is not None:
+        connection.check_reads(family, loaded)
     check_memory(loaded, figures)
 
 

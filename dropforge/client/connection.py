@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from dropforge import settings
 from dropforge.client.airflow import Airflow
 from dropforge.errors import DropforgeError
+from dropforge.readable import check_reads, readable
+from dropforge.recipe import Recipe
 from dropforge.settings import Settings
 from dropforge.stack.listeners import other_user
 from dropforge.stack.state import StackState, check_folder, running_state, state_path
@@ -19,12 +23,29 @@ _BEFORE_OURS: Final = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_REGISTRY_URI", "AWS_ENDP
 
 
 class Connection(NamedTuple):
-    """What a client talks to. `stack` is the folder of the embedded stack; None where the services are others'."""
+    """What a client talks to.
+
+    :param stack: the folder of the embedded stack; None where the services are others'. :param readable: what its
+        recipes may have read, as `DROPFORGE_READABLE` says it; None where that is not known here.
+    """
 
     settings: Settings
     store: Store
     airflow: Airflow
     stack: Path | None = None
+    readable: str | None = None
+
+    def check_reads(self, family: str | None, recipe: Recipe) -> None:
+        """Hold what a recipe names to be read to what the embedded stack lets be read, as the run does.
+
+        :param family: of the run; None if it may be any. :raises RecipeError: naming the key, and what may be read.
+        """
+        if self.readable is None:
+            return
+        allowed = readable({settings.READABLE: self.readable})
+        if family is None:
+            allowed = replace(allowed, families=("*",))
+        check_reads(self.store, self.settings.bucket, family or "", recipe, allowed)
 
 
 def stack_folder(state: Path | None) -> Path | None:
@@ -60,7 +81,16 @@ def connect(state: Path | None) -> Connection:
         os.environ.pop(name, None)
     os.environ.update(stack.env())
     found = stack.settings
-    return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *stack.login), folder)
+    return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *stack.login), folder, stack.readable)
+
+
+def connect_embedded(state: Path | None) -> Connection | None:
+    """Connect to the embedded stack of the state folder; None if none runs there, or the services are others'."""
+    with suppress(DropforgeError):
+        folder = stack_folder(state)
+        if folder is not None and running_state(folder) is not None:
+            return connect(state)
+    return None
 
 
 def running_stack(state: Path | None, mend: str) -> StackState:

@@ -53,7 +53,10 @@ class ServiceState:
 
 @dataclass(frozen=True)
 class StackState:
-    """A stack that was started at least once. `phase` is starting, ready, degraded, failed, stopping or stopped."""
+    """A stack that was started at least once. `phase` is starting, ready, degraded, failed, stopping or stopped.
+
+    :param readable: its `DROPFORGE_READABLE`, empty for the default; None of one that an older version started.
+    """
 
     folder: Path
     phase: str
@@ -64,6 +67,7 @@ class StackState:
     started: float
     secrets: Secrets = field(repr=False)
     pod_host: str | None = None
+    readable: str | None = None
 
     @property
     def settings(self) -> Settings:
@@ -291,6 +295,7 @@ def _stack_state(folder: Path, values: dict[str, Any]) -> StackState:
             started=values["started"],
             secrets=read_secrets(folder),
             pod_host=values.get("pod_host"),
+            readable=values.get("readable"),
         )
     )
 
@@ -317,6 +322,7 @@ def write_state(state: StackState) -> None:
         "supervisor": state.supervisor,
         "started": state.started,
         "pod_host": state.pod_host,
+        "readable": state.readable,
         "traces": {
             "boot": state.traces.boot,
             "stack_id": state.traces.stack_id,

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from dropforge.errors import DropforgeError, file_error
+from dropforge.settings import READABLE
 from dropforge.stack import processes
 from dropforge.stack.log_files import open_log
 from dropforge.stack.nursery import Nursery
@@ -113,6 +114,7 @@ class Supervisor:
             started=time.time(),
             secrets=read_secrets(folder),
             pod_host=pod_host,
+            readable=os.environ.get(READABLE, ""),
         )
         self._written: StackState | None = None
         self._unwritten = ""  # why it is not

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from dropforge import layout, mlflow_pages
 from dropforge.json_objects import read_object
-from dropforge.readable import readable
+from dropforge.readable import check_reads, readable
 from dropforge.run_limits import run_limits
 from dropforge.settings import from_env
 from dropforge.text import as_line
 from dropforge_airflow import connection, lineage
 from dropforge_airflow.lineage import Lineage
-from dropforge_airflow.tasks.recipe import check_reads
 
 if TYPE_CHECKING:
     from dropforge.checkpoints import Ask, Checkpoint

@@ -23,6 +23,7 @@ from dropforge.errors import DataError, RecipeError
 from dropforge.estimate import check_memory, estimate, size_text, unknown_memory
 from dropforge.holdout import find_holdout
 from dropforge.hub import UnreachableError, at_config, pin_base
+from dropforge.readable import check_reads
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe, merge, preset_values, resolve
 from dropforge.recipes.self_service_rules import at_path
@@ -37,7 +38,7 @@ from dropforge_airflow import connection
 from dropforge_airflow.filled import Filled, filled
 from dropforge_airflow.tasks.batches import divided
 from dropforge_airflow.tasks.failure import no_retry
-from dropforge_airflow.tasks.recipe import Installation, check_reads, find_ruling, resolve_recipe
+from dropforge_airflow.tasks.recipe import Installation, find_ruling, resolve_recipe
 
 log = logging.getLogger(__name__)
 

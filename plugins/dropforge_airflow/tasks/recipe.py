@@ -22,15 +22,12 @@ from dropforge.recipes.load import (
     build_recipe,
     default_preset,
     merge,
-    presets,
     resolve,
 )
 from dropforge.recipes.rules import check_startable
-from dropforge.recipes.self_service_rules import at_path
-from dropforge.run import RunSpec
 from dropforge.run_limits import RunLimits, run_limits
 from dropforge.settings import is_self_service
-from dropforge.store import MissingObjectError, Store
+from dropforge.store import Store
 from dropforge_airflow.filled import Filled
 
 log = logging.getLogger(__name__)
@@ -104,28 +101,6 @@ def find_ruling(store: Store, family: str, installation: Installation) -> Ruling
     """Find what holds for a family. :raises DropforgeError: if its file or its recipe cannot be used."""
     file = rules_of(installation.families, family) if installation.families is not None else None
     return family_recipe.rule(store, family, installation.preset, file)
-
-
-def check_reads(store: Store, bucket: str, family: str, recipe: Recipe, allowed: Readable) -> None:
-    """:raises RecipeError: naming a key whose model or data may not be read."""
-
-    def family_of_run(run: str) -> str | None:
-        try:
-            return RunSpec.read(store, layout.run_key(run)).family if layout.is_run(run) else None
-        except MissingObjectError:
-            return None
-
-    allowed.check(recipe, family, bucket, family_of_run, _named_by_presets)
-
-
-def _named_by_presets() -> frozenset[str]:
-    """Base models and evaluation sets that presets name."""
-    named: set[str] = set()
-    for preset in presets():
-        values = resolve({"extends": preset})
-        named |= {str(at_path(values, key)) for key in ("base.model", "evaluate.holdout")}
-        named.update(map(str, (at_path(values, "curation.decontaminate.sets") or {}).values()))
-    return frozenset(named)
 
 
 def _over_preset(preset: str, own: Mapping[str, Any]) -> dict[str, Any]:

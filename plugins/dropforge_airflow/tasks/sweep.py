@@ -14,6 +14,7 @@ from dropforge.errors import DataError
 from dropforge.hub import pin_base
 from dropforge.mlflow_pages import run_page
 from dropforge.promotion import direction_of
+from dropforge.readable import check_reads
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import merge
 from dropforge.rest import UNANSWERED
@@ -31,7 +32,7 @@ from dropforge_airflow.starting import GOING
 from dropforge_airflow.tasks import plan as finetune
 from dropforge_airflow.tasks import run as finetune_run
 from dropforge_airflow.tasks.failure import no_retry
-from dropforge_airflow.tasks.recipe import Installation, check_reads, resolve_recipe
+from dropforge_airflow.tasks.recipe import Installation, resolve_recipe
 from dropforge_airflow.trials import TrialArguments
 from dropforge_airflow.triggers.turns import ENDED
 

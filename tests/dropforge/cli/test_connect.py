@@ -110,6 +110,23 @@ def test_status_tells_the_pages_and_what_is_not_healthy(demo: Path) -> None:
         assert CliRunner().invoke(app, ["status"]).exit_code == 0
 
 
+def test_plan_refuses_what_the_running_stack_does_not_let_be_read(demo: Path) -> None:
+    state = read_state(demo)
+    assert state is not None
+    recipe = demo.parent / "recipe.yaml"
+    recipe.write_text(f"extends: lora\nbase: {{model: {demo.parent}/models/small}}\n")
+
+    def plan(readable: str) -> str:
+        write_state(replace(state, phase="ready", readable=readable))
+        return str(CliRunner().invoke(app, ["plan", str(recipe)]).exception)
+
+    assert plan("") == "None"  # nothing runs here: whose rules hold is not known
+    with lock_path(demo).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "May be read: bucket dropforge" in plan("")
+        assert plan(f"hub:* {demo.parent}/models/") == "None"
+
+
 @pytest.mark.parametrize(
     ("page", "url"), [("airflow", "http://airflow.acme.example"), ("mlflow", SERVER["MLFLOW_TRACKING_URI"])]
 )

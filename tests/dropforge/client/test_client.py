@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,6 +76,22 @@ def test_a_drop_gives_the_run_that_takes_it(
     again = client.drop(rows, "fam", recipe=recipe, name="two")
     assert (again.name, again.dag_run) == ("fam/one", "manual__1")
     assert client.drop(rows, "fam", recipe=recipe, name="three", again=True).dag_run == airflow.submitted.name
+
+
+def test_a_base_that_the_stack_does_not_let_be_read_is_refused_before_the_upload(
+    client: Client, s3_store: S3Store, rows: Path, tmp_path: Path
+) -> None:
+    recipe = {"extends": "lora", "base": {"model": str(tmp_path / "models" / "small")}}
+    elsewhere = {"extends": "lora", "base": {"model": "s3://others/small"}}
+    alone = replace(client.connection.settings, self_service=True)
+    client.connection = client.connection._replace(settings=alone, stack=tmp_path, readable="")
+    for refused in (recipe, elsewhere):
+        with pytest.raises(RecipeError, match=r"`base.model`: .*not among what recipes may have read.*hub:\*"):
+            client.drop(rows, "fam", recipe=refused, name="one")
+    assert list(s3_store.list(layout.DROPS)) == []
+    client.connection = client.connection._replace(readable=f"hub:* {tmp_path}/models/ s3://others/")
+    for number, allowed in enumerate((recipe, elsewhere)):
+        client.drop(rows, "fam", recipe=allowed, name=f"allowed-{number}")
 
 
 def test_what_cannot_work_uploads_nothing(client: Client, s3_store: S3Store, rows: Path, tmp_path: Path) -> None:
