@@ -16,9 +16,10 @@ from dropforge.cli.connect import StateOption, login_text
 from dropforge.cli.kube import Cluster
 from dropforge.cli.probe import follow
 from dropforge.client.connection import connect
+from dropforge.readable import DEFAULT
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import default_preset
-from dropforge.settings import default_state
+from dropforge.settings import READABLE, default_state
 from dropforge.stack import control
 from dropforge.stack.doctor import Level, examine
 from dropforge.stack.state import StackState, check_folder, read_state, running_state
@@ -55,7 +56,8 @@ def up(
     """Start Airflow, MLflow, S3 and SQS on this machine. Without --detach, Ctrl-C stops them.
 
     Airflow and MLflow keep their runs in a PostgreSQL that is started too, or in the one that DROPFORGE_DATABASE_URL
-    names (postgresql://USER:PASSWORD@HOST:5432/NAME).
+    names (postgresql://USER:PASSWORD@HOST:5432/NAME). What recipes may read is kept from the last start where
+    DROPFORGE_READABLE is not set.
     """
     console = Console()
     folder = check_folder(state or default_state())
@@ -187,6 +189,8 @@ def show_addresses(state: StackState, console: Console) -> None:
     table.add_row("Airflow", state.settings.airflow_url, login_text(*state.login, state.folder, console))
     table.add_row("MLflow", state.settings.tracking_uri, login_text(*state.mlflow_login, state.folder, console))
     table.add_row("S3 and SQS", state.env()["AWS_ENDPOINT_URL"], f"bucket {state.settings.bucket}")
+    if state.readable is not None:
+        table.add_row("May be read", Text(state.readable or DEFAULT), f"by recipes, and the bucket ({READABLE})")
     table.add_row("Logs", str(state.folder / "logs"), "")
     console.print(table)
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dropforge.errors import DropforgeError, file_error
+from dropforge.settings import READABLE
 from dropforge.source_root import source_root
 from dropforge.stack import databases, processes
 from dropforge.stack.databases import Databases
@@ -120,6 +121,8 @@ def _launch(
     databases.remember(folder, wanted)
     # libpq's variables are for a server of the user's own.
     env = {name: value for name, value in os.environ.items() if not (wanted.embedded and name.startswith("PG"))}
+    if before is not None and before.readable is not None:
+        env.setdefault(READABLE, before.readable)
     chosen = choose_ports(ports, before.ports if before is not None else {}, pod_host)
     # -P: `-m` looks for modules where a person stands first, and strangers' files may lie there.
     command = [sys.executable, "-P", "-m", "dropforge.stack.supervisor", "--state", str(folder), "--lock", str(lock)]

@@ -243,6 +243,19 @@ def test_a_stack_that_is_started_without_standard_streams_keeps_its_lock(small: 
     assert "stopped" not in (small / "logs" / "supervisor.log").read_text()
 
 
+def test_what_recipes_may_read_is_kept_until_it_is_set_again(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DROPFORGE_READABLE", "hub:* /models/")
+    kept = []
+    for given in (None, None, "hub:*"):
+        if given is not None:
+            monkeypatch.setenv("DROPFORGE_READABLE", given)
+        assert control.start(small)
+        kept.append(control.wait_ready(small).readable)
+        assert control.stop(small)
+        monkeypatch.delenv("DROPFORGE_READABLE", raising=False)
+    assert kept == ["hub:* /models/", "hub:* /models/", "hub:*"]
+
+
 def test_nobody_starts_a_stack_between_the_look_and_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, others = tmp_path / "state", []
     ports, traces = {"objects": 1, "mlflow": 2, "airflow": 3}, processes.Traces("boot", "id", tmp_path, frozenset())

@@ -101,10 +101,16 @@ def test_status_tells_the_pages_and_what_is_not_healthy(demo: Path) -> None:
     services = {"mlflow": ServiceState("healthy"), "scheduler": ServiceState("failing", message="no heartbeat")}
     with lock_path(demo).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        write_state(replace(state, phase="degraded", services=services))
+        write_state(replace(state, phase="degraded", services=services, readable="hub:* /models/"))
         done = CliRunner().invoke(app, ["status"])
         assert done.exit_code == 1
-        for said in (state.settings.airflow_url, state.settings.tracking_uri, "failing", "no heartbeat"):
+        for said in (
+            state.settings.airflow_url,
+            state.settings.tracking_uri,
+            "failing",
+            "no heartbeat",
+            "hub:* /models/",
+        ):
             assert said in done.output
         write_state(replace(state, phase="ready", services={"mlflow": ServiceState("healthy")}))
         assert CliRunner().invoke(app, ["status"]).exit_code == 0
