@@ -12,7 +12,7 @@ from dropforge import layout, ledger
 from dropforge.cli.connect import StateOption
 from dropforge.cli.result import follow_to_end
 from dropforge.client.connection import Connection, connect
-from dropforge.client.drops import dropped_before, foresee, start_again, wait_for_run
+from dropforge.client.drops import dropped_before, foresee, never_trained, start_again, wait_for_run
 from dropforge.client.upload import default_name, find_files, upload
 from dropforge.drop import Drop, read_drop
 from dropforge.layout import check_family
@@ -52,11 +52,16 @@ def drop_command(
     console.print(f"{found.family}/{found.drop} is complete: {counted(len(found.data_files), 'file')}, id {found.id}")
     known = dropped_before(connection, found)
     if known is not None and not again:
-        owner = ledger.newest_owner(connection.store, known.family, known.id)
-        told = f"as {known.family}/{known.drop}, " + (f"taken by {owner}" if owner else "not taken by a run yet")
-        console.print(
-            Text(f"The same data was dropped before; {told}. Nothing is trained twice: use --again to insist.")
-        )
+        owners = ledger.owners(connection.store, known.family, known.id)
+        told = f"as {known.family}/{known.drop}, " + (f"taken by {owners[-1]}" if owners else "not taken by a run yet")
+        failed = never_trained(connection.airflow, owners)
+        after = "Nothing is trained twice: use --again to insist."
+        if failed:
+            after = (
+                f"That run failed before anything was trained, in {failed[0]}: {failed[1].rstrip('.')}.\n"
+                f"Is that fixed? `dropforge resume {known.family}/{known.drop}`, or use --again for a new run."
+            )
+        console.print(Text(f"The same data was dropped before; {told}. {after}"), soft_wrap=True)
     run = start_again(connection, known) if known is not None and again else None
     if watch:
         dag_run = run or wait_for_run(connection, found)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from dropforge import family_recipe, ledger
-from dropforge.client.airflow import FINETUNE
+from dropforge.client.airflow import FINETUNE, Airflow
 from dropforge.client.connection import Connection
 from dropforge.client.patience import Patience
+from dropforge.client.progress import read_stages, why_failed
 from dropforge.drop import Drop
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.families import rules_of
@@ -20,6 +21,7 @@ from dropforge.recipes.load import build_recipe, default_preset
 from dropforge.recipes.rules import check_startable
 from dropforge.settings import families_folder
 from dropforge.source_root import source_root
+from dropforge.stages import STAGES
 
 
 class NotTakenError(DropforgeError):
@@ -60,6 +62,20 @@ def dropped_before(connection: Connection, drop: Drop) -> Drop | None:
     if before is None or before.drop == drop.drop:
         return None  # or intake has been quicker than this command
     return before
+
+
+def never_trained(airflow: Airflow, owners: Sequence[str]) -> tuple[str, str] | None:
+    """The stage and the cause that the last run of a drop failed for, if all its runs failed before their training."""
+    failed = None
+    for owner in owners:
+        try:
+            stages = read_stages(airflow, owner)
+        except DropforgeError:  # Airflow is away, or has no such run, as of a sweep: what it did is not known
+            return None
+        failed = why_failed(airflow, owner, stages)
+        if failed is None or STAGES.index(failed[0]) >= STAGES.index("train"):
+            return None
+    return failed
 
 
 def wait_for_run(connection: Connection, drop: Drop, seconds: float = 120, in_line: float = 0) -> str:

@@ -38,6 +38,8 @@ def test_a_run_that_has_ended_is_told_with_its_exit_code(
     done = terminal("drop", str(rows), "--family", "fam", "--name", "again", "--follow")
     assert done.exit_code == 1, done.output
     assert "dropped before; as fam/before, taken by first" in done.output
+    assert "That run failed before anything was trained, in curate: no row can be read." in done.output
+    assert "`dropforge resume fam/before`, or use --again" in " ".join(done.output.split())
     assert "curate failed: no row can be read" in done.output
     run.state, run.states = "success", ("success",) * len(STAGES)
     done = terminal("drop", str(rows), "--family", "fam", "--name", "once-more", "--follow")
@@ -61,7 +63,9 @@ def test_of_several_runs_the_last_is_followed(
     ledger.claim(s3_store, "fam", known.id, "second", again=True)
     airflow.add(DagRun("first", "success"))
     airflow.add(DagRun("second", "failed", ("failed",), "no"))
-    assert terminal("drop", str(rows), "--family", "fam", "--name", "again", "--follow").exit_code == 1
+    done = terminal("drop", str(rows), "--family", "fam", "--name", "again", "--follow")
+    assert done.exit_code == 1
+    assert "Nothing is trained twice" in done.output  # the first one trained
     assert terminal("follow", "fam/before").exit_code == 1
 
 
