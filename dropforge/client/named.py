@@ -13,6 +13,7 @@ from dropforge.client.comparing.find import Row, find_runs, is_active, newest_ro
 from dropforge.client.connection import Connection
 from dropforge.client.drops import NotTakenError, wait_for_run
 from dropforge.client.patience import asking_rest
+from dropforge.client.progress import read_stages, why_failed
 from dropforge.drop import Drop, UnfinishedError, is_id, parse_partition_key, read_drop
 from dropforge.errors import DataError, DropforgeError
 from dropforge.mlflow_pages import run_page
@@ -107,9 +108,13 @@ def find_name(connection: Connection, word: str) -> str:
 
 
 def find_row(connection: Connection, word: str) -> Row:
-    """An opened run as MLflow gives it, whoever started it. :raises DataError: if it is not opened yet."""
+    """An opened run as MLflow gives it, whoever started it. :raises DataError: if it is not opened yet, or failed."""
     named = find(connection, word, started=False)
     if named.row is None or not named.run:
+        stages = read_stages(connection.airflow, named.dag_run) if named.dag_run else ()
+        if failed := why_failed(connection.airflow, named.dag_run, stages):
+            mend = f"Fix that, then `dropforge resume {word}`"
+            raise DataError(f"run {word}", f"it was not opened, for {failed[0]} failed: {failed[1]}", mend)
         raise DataError(f"run {word}", "it has not been opened yet", "Try again once its task `open_run` is over")
     return named.row
 

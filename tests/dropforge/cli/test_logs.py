@@ -163,6 +163,13 @@ def test_what_is_not_there_is_said(
     assert told in str(terminal("logs", *words).exception)
 
 
+def test_a_run_that_failed_before_it_was_opened_says_why(terminal: Terminal, airflow: FakeAirflow) -> None:
+    airflow.add(DagRun("manual__7", "failed", ("failed",), "`base.model`: /etc: it is not among what may be read"))
+    told = str(terminal("logs", "manual__7").exception)
+    assert "plan failed: `base.model`: /etc: it is not among what may be read" in told
+    assert "dropforge resume manual__7" in told
+
+
 def test_a_reader_that_has_enough_ends_it_quietly(terminal: Terminal, run: str, s3_store: S3Store) -> None:
     keep(s3_store, "p-master-0", SECOND, 2, *(line(10, f"[rank 0] {n}") for n in range(50_000)))
     command = [sys.executable, "-c", "from dropforge.cli.app import main; main()", "logs", run]
