@@ -20,7 +20,16 @@ from dropforge.errors import RecipeError
 from dropforge.methods import LOW_RANK, nf4_bytes, why_whole
 from dropforge.recipe import Recipe
 from dropforge.seq2seq_shape import Seq2SeqShape
-from dropforge.shape import ENCODERS, Shape, check_unquantised, config_of, published, shape_of_config
+from dropforge.shape import (
+    ENCODERS,
+    Shape,
+    check_positions,
+    check_unquantised,
+    config_of,
+    positions_of,
+    published,
+    shape_of_config,
+)
 from dropforge.shared_memory import check_shared_memory
 from dropforge.text import counted
 
@@ -382,6 +391,16 @@ def check_memory(recipe: Recipe, figures: Estimate) -> None:
     )
 
 
+def check_length(recipe: Recipe) -> None:
+    """Refuse rows that are longer than the base model takes, where its config is here.
+
+    :raises RecipeError: also for a config that cannot be read.
+    """
+    config = _base_config(recipe.base.model or "")
+    prefix = recipe.train.prefix.tokens if recipe.train.method == "prefix" else 0
+    check_positions(recipe.train.sequence_length, None if config is None else positions_of(config), prefix)
+
+
 def memory_text(recipe: Recipe, figures: Estimate) -> str:
     """The memory of a rank for people: how much of what, whether it fits, and how many rows would."""
     unknown = unknown_memory(recipe, figures)
@@ -437,10 +456,19 @@ def _base_shape(recipe: Recipe) -> Shape | None:
     scratch, model = recipe.base.scratch, recipe.base.model or ""
     if scratch is not None:
         return _checked("recipe key `base.scratch`", config_of(scratch.model_dump()), "its sizes")
-    path = Path(model.removeprefix("file://")) / "config.json"
+    config = _base_config(model)
+    return None if config is None else _checked("recipe key `base.model`", config, str(_config_path(model)))
+
+
+def _config_path(model: str) -> Path:
+    return Path(model.removeprefix("file://")) / "config.json"
+
+
+def _base_config(model: str) -> dict[str, Any] | None:
+    """The config of a local folder, or as it was published; None if neither is here."""
+    path = _config_path(model)
     if not path.is_file():
-        config = published(model)
-        return None if config is None else shape_of_config(config)
+        return published(model)
     try:
         with path.open("rb") as stream:
             text = stream.read(_CONFIG_BYTES + 1)
@@ -454,7 +482,7 @@ def _base_shape(recipe: Recipe) -> Shape | None:
             "recipe key `base.model`", f"{path} cannot be read ({error})", "Name a folder with a model"
         ) from error
     check_unquantised(config, str(path.parent))
-    return _checked("recipe key `base.model`", config, f"{path}")
+    return config
 
 
 def _checked(key: str, config: Mapping[str, Any], what: str) -> Shape | None:

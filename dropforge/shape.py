@@ -279,6 +279,27 @@ def context_of(config: Mapping[str, Any]) -> int | None:
     return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """Longest row in tokens that the trainer takes for a base with this config; None where it knows no such bound."""
+    found = config.get("n_positions" if config.get("model_type") == "gpt2" else "max_position_embeddings")
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def check_positions(length: int, positions: int | None, prefix: int = 0) -> None:
+    """See that rows fit into a base model. :param prefix: places that a prefix takes before each document.
+
+    :raises RecipeError: if rows would be longer than the model was made for.
+    """
+    if positions is None or length <= positions - prefix:
+        return
+    raise RecipeError(
+        "recipe key `train.sequence_length`",
+        f"{length} is longer than the base model's context of {positions}"
+        + (f" leaves beside a prefix of {prefix}" if prefix else ""),
+        f"Set it to {positions - prefix} or less" if positions > prefix else "Set `train.prefix.tokens` to less",
+    )
+
+
 @cache
 def _published() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = json.loads(_PUBLISHED.read_text())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +12,15 @@ import yaml
 from rich.markup import escape
 from rich.table import Table
 
+from dropforge.base_config import check_folder_there, from_bucket
 from dropforge.cli.connect import StateOption
 from dropforge.cli.listing import Cell, Output, OutputOption, print_table, print_values
 from dropforge.client.connection import Connection, connect, connect_embedded
 from dropforge.client.patience import asking_mlflow
 from dropforge.code import look_at, told
 from dropforge.costs import limits_told
-from dropforge.errors import RecipeError
-from dropforge.estimate import Estimate, check_memory, estimate, memory_text, shape_of, size_text
+from dropforge.errors import DropforgeError, RecipeError
+from dropforge.estimate import Estimate, check_length, check_memory, estimate, memory_text, shape_of, size_text
 from dropforge.folder_files import files_of
 from dropforge.forecast import Forecast, Speed, forecast
 from dropforge.hub import UnreachableError, at_config, is_hub_id, pin_base
@@ -27,11 +30,13 @@ from dropforge.placement.catalogue import read
 from dropforge.placement.fabrics import PREFLIGHT, Preflight, variables
 from dropforge.placement.pods import told as placed_on
 from dropforge.provenance import code_digest
+from dropforge.readable import readable
 from dropforge.recipe import Compute, Recipe
 from dropforge.recipes import load_recipe, presets
 from dropforge.recipes.load import about_preset, build_recipe, over_preset, read_named
 from dropforge.recipes.rules import PLACEHOLDER, check_startable
 from dropforge.run import RunSpec, run_name
+from dropforge.store import open_store
 from dropforge.terminal import Console, Text
 from dropforge.text import counted
 
@@ -90,20 +95,38 @@ def plan(
     size = None
     if data is not None:
         size = sum(map(_text_bytes, files_of(data).values()))
-    sized = _with_sizes(loaded)
-    figures = estimate(sized, size)
     connection = connect_embedded(state) if family is None else connect(state)
-    speed = None
-    if connection is not None and family is not None:
-        speed = _measured(connection, check_family(family), loaded)
-    Console().print(_plan_table(loaded, figures, forecast(sized, figures, speed)))
-    check_startable(loaded)
-    if connection is not None:
-        connection.check_reads(family, loaded)
-    check_memory(loaded, figures)
+    with _with_sizes(loaded, state) as sized:
+        figures = estimate(sized, size)
+        speed = None
+        if connection is not None and family is not None:
+            speed = _measured(connection, check_family(family), loaded)
+        Console().print(_plan_table(loaded, figures, forecast(sized, figures, speed)))
+        check_startable(loaded)
+        if connection is not None:
+            connection.check_reads(family, loaded)
+        allowed = (connection and connection.reads) or readable()
+        check_folder_there(loaded, allowed.folders)
+        check_length(sized)
+        check_memory(loaded, figures)
 
 
-def _with_sizes(recipe: Recipe) -> Recipe:
+@contextmanager
+def _with_sizes(recipe: Recipe, state: Path | None) -> Iterator[Recipe]:
+    """The recipe with its base's config at hand; one in the bucket is read while the stack is there."""
+    if not (recipe.base.model or "").startswith("s3://"):
+        yield _from_hub(recipe)
+        return
+    try:
+        bucket = connect(state).settings.bucket
+    except DropforgeError:
+        yield recipe
+        return
+    with from_bucket(recipe, open_store(f"s3://{bucket}", hurried=True), bucket) as sized:
+        yield sized
+
+
+def _from_hub(recipe: Recipe) -> Recipe:
     """The recipe with its base's config at hand, as the task `plan` has it; itself where the sizes are known already,
     or the hub does not tell them here: Airflow's machines may have another token, and a cache."""
     model = recipe.base.model

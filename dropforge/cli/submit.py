@@ -21,7 +21,7 @@ from dropforge.client.progress import ENDED, Stage, read_stages, why_failed
 from dropforge.data_names import read_name
 from dropforge.drop import is_id
 from dropforge.errors import DataError, DropforgeError, RecipeError
-from dropforge.estimate import check_memory, estimate
+from dropforge.estimate import check_length, check_memory, estimate
 from dropforge.layout import check_family
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import (
@@ -132,6 +132,7 @@ def asked(recipe: str, changes: Sequence[str], data: str | None) -> tuple[str, d
 def check(recipe: Recipe, drop: str | None) -> None:
     """What the run would refuse. :raises DropforgeError: with the cause and the mend."""
     check_startable(recipe)
+    check_length(recipe)
     check_memory(recipe, estimate(recipe))
     if drop is None and recipe.data.source is None:
         raise DataError(

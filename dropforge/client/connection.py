@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from dropforge import settings
 from dropforge.client.airflow import Airflow
 from dropforge.errors import DropforgeError
-from dropforge.readable import check_reads, readable
+from dropforge.readable import Readable, check_reads, readable
 from dropforge.recipe import Recipe
 from dropforge.settings import Settings
 from dropforge.stack.listeners import other_user
@@ -35,14 +35,19 @@ class Connection(NamedTuple):
     stack: Path | None = None
     readable: str | None = None
 
+    @property
+    def reads(self) -> Readable | None:
+        """What recipes may have read; None where that is not known here."""
+        return None if self.readable is None else readable({settings.READABLE: self.readable})
+
     def check_reads(self, family: str | None, recipe: Recipe) -> None:
         """Hold what a recipe names to be read to what the embedded stack lets be read, as the run does.
 
         :param family: of the run; None if it may be any. :raises RecipeError: naming the key, and what may be read.
         """
-        if self.readable is None:
+        allowed = self.reads
+        if allowed is None:
             return
-        allowed = readable({settings.READABLE: self.readable})
         if family is None:
             allowed = replace(allowed, families=("*",))
         check_reads(self.store, self.settings.bucket, family or "", recipe, allowed)

@@ -210,12 +210,12 @@ def test_a_login_in_an_address_is_not_told() -> None:
     assert "https://mirror.example/api?... nor of https://b.example/x@y" in str(caught.value)
 
 
-def plan_on(folder: Path, model: str) -> Result:
-    """What `dropforge plan` prints of a recipe for a base of the hub."""
+def plan_on(folder: Path, model: str, code: int = 0) -> Result:
+    """What `dropforge plan` prints of a recipe for a base of the hub. :param code: that it ends with."""
     recipe = folder / "recipe.yaml"
     recipe.write_text(f"extends: lora\nbase: {{model: {model}}}\n")
     done = CliRunner().invoke(app, ["plan", str(recipe)])
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == code, done.output
     return done
 
 
@@ -227,6 +227,9 @@ def test_plan_knows_the_sizes_of_any_base_of_the_hub(hub: Hub, tmp_path: Path) -
     assert "org/small" in done.stdout
     assert "parameters      123,200" in done.stdout
     assert not done.stderr
+    hub.model("org/short", {**FILES, "config.json": json.dumps(config | {"max_position_embeddings": 512}).encode()})
+    short = plan_on(tmp_path, "org/short", code=1).exception
+    assert "1024 is longer than the base model's context of 512. Set it to 512 or less" in str(short)
     unknown = plan_on(tmp_path, "org/none")  # Airflow's machines may have another token
     assert "Base model org/none: Its sizes stay unknown: " in unknown.stderr
 
@@ -236,4 +239,4 @@ def test_plan_goes_on_where_no_hub_answers(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     done = plan_on(tmp_path, "org/small")
     assert "Base model org/small: Its sizes stay unknown" in done.stderr
-    assert "parameters      unknown: the base model's config is not at hand" in done.stdout
+    assert "parameters      unknown: the base model's config is not available" in done.stdout

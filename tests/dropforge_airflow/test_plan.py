@@ -22,6 +22,7 @@ from kubeflow_training.jobs.local import LocalCluster
 from dropforge import family_recipe, layout, ledger
 from dropforge.drop import Drop, partition_key, read_drop
 from dropforge.errors import DataError, DropforgeError, RecipeError
+from dropforge.readable import Readable
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import build_recipe
 from dropforge.run import RunSpec, Start
@@ -375,8 +376,43 @@ def test_where_the_memory_is_not_known_the_plan_says_so_and_goes_on(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
+    store.put("m/config.json", b"{}")
     assert plan(store, entered(store, recipe="base: {model: s3://b/m, scratch: null}"))["drop"] == "d1"  # b is ours
-    assert "Memory of a rank: unknown: the base model's config is not at hand" in caplog.text
+    assert "Memory of a rank: unknown: the base model's config is not available" in caplog.text
+
+
+def test_a_base_that_the_trainer_would_refuse_is_refused_before_anything_is_curated(
+    store: Store, tmp_path: Path
+) -> None:
+    """Its context is too short, or there is no model where it should be."""
+    models = tmp_path / "models"
+    (models / "short").mkdir(parents=True)
+    (models / "empty").mkdir()
+    config = json.dumps({"model_type": "bert", "max_position_embeddings": 64})
+    (models / "short/config.json").write_text(config)
+    store.put("models/short/config.json", config.encode())
+    entered(store)
+    reads = Readable(folders=(str(models), "/only/on/the/pods"))
+    here = replace(ALONE, reads=reads)
+
+    def start(model: str, number: int) -> Any:
+        over = {"base": {"model": model, "scratch": None}, "train": {"sequence_length": 128}}
+        asked = {"drop": "fam/d1", "again": True, "overrides": over}
+        return make_plan(store, "b", asked, partition_key=None, owner=f"run-{number}", installation=here)
+
+    short = r"`train.sequence_length`: 128 is longer than the base model's context of 64. Set it to 64 or less"
+    for number, (model, text) in enumerate(
+        [
+            (str(models / "short"), short),
+            ("s3://b/models/short", short),
+            (str(models / "empty"), "empty has no config.json"),
+            (f"file://{models}/mistyped", "mistyped has no config.json"),
+            ("s3://b/models/mistyped", "mistyped has no config.json and safetensors. Upload"),
+        ]
+    ):
+        with pytest.raises(RecipeError, match=text):
+            start(model, number)
+    assert start("/only/on/the/pods/m", 9)["drop"] == "d1"
 
 
 def test_a_bad_form_names_its_key(store: Store) -> None:

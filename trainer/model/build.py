@@ -17,7 +17,7 @@ from torch import nn
 
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.hub import check_folder, check_pickles, check_sizes, is_hub_id
-from dropforge.shape import check_unquantised
+from dropforge.shape import check_positions, check_unquantised
 from dropforge.store import LASTING, ObjectInfo, Store, error_code, open_store, why_unreadable
 from trainer.config import Task
 from trainer.data.hub import Through, fetch_from_hub
@@ -366,13 +366,7 @@ def context_of(model: Any) -> int | None:
 def check_context(model: Any, length: int) -> None:
     """:raises RecipeError: if rows would be longer than the model was made for."""
     context, prefix = context_of(model), prefix_length(model)
-    if context is not None and length > context:
-        raise RecipeError(
-            "recipe key `train.sequence_length`",
-            f"{length} is longer than the base model's context of {context + prefix}"
-            + (f" leaves beside a prefix of {prefix}" if prefix else ""),
-            f"Set it to {context} or less" if context > 0 else "Set `train.prefix.tokens` to less",
-        )
+    check_positions(length, None if context is None else context + prefix, prefix)
 
 
 def takes_positions(model: Any) -> bool:

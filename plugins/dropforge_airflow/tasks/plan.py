@@ -16,11 +16,12 @@ from kubeflow_training.jobs.local.capacity import NEVER_FITS_MEND, Resources, ne
 from kubeflow_training.jobs.local.layout import HOME_VARIABLE
 
 from dropforge import family_recipe, intake_ledger, layout, ledger, sweeps
+from dropforge.base_config import check_folder_there, from_bucket
 from dropforge.code import look_at, told
 from dropforge.data_names import SYNTAX
 from dropforge.drop import Drop, is_id, parse_partition_key, read_drop
 from dropforge.errors import DataError, RecipeError
-from dropforge.estimate import check_memory, estimate, size_text, unknown_memory
+from dropforge.estimate import check_length, check_memory, estimate, size_text, unknown_memory
 from dropforge.holdout import find_holdout
 from dropforge.hub import UnreachableError, at_config, pin_base
 from dropforge.readable import check_reads
@@ -141,7 +142,9 @@ def make_plan(
         find_holdout(store, recipe.evaluate.holdout)
     with divided(store, drop.family, drop.id, taken.counter):
         check_amounts(drop, recipe, installation.limits)
-    known = weigh(recipe)
+    check_folder_there(recipe, installation.reads.folders)
+    with from_bucket(recipe, store, bucket) as sized:
+        known = weigh(sized)
     if recipe.code is not None:
         log.info("Own code: %s", told(recipe, look_at(recipe, store)))
     recipe, start = settle(recipe, store, drop.family, find_champion)
@@ -197,7 +200,11 @@ def check_amounts(drop: Drop, recipe: Recipe, limits: RunLimits) -> None:
 
 
 def weigh(recipe: Recipe) -> bool:
-    """Tell what a rank will take, and whether that is known. :raises RecipeError: if it clearly does not fit."""
+    """Tell what a rank will take, and whether that is known.
+
+    :raises RecipeError: if it clearly does not fit, or rows are longer than the model takes.
+    """
+    check_length(recipe)
     figures = estimate(recipe)
     check_memory(recipe, figures)
     about = f"about {size_text(figures.rank_bytes)}" if figures.rank_bytes else ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from airflow.sdk.exceptions import AirflowFailException
 
 from dropforge import ledger, sweep_tracking, sweeps
+from dropforge.base_config import check_folder_there, from_bucket
 from dropforge.drop import Drop, identity
 from dropforge.errors import DataError
 from dropforge.hub import pin_base
@@ -165,7 +166,9 @@ def check_recipes(store: Store, bucket: str, sweep: Sweep, drop: Drop, confs: li
             check_uploaded(recipe, f"drop {drop.family}/{drop.drop}")
         check_reads(store, bucket, drop.family, recipe, installation.reads)
         finetune.check_amounts(drop, recipe, installation.limits)
-        finetune.weigh(recipe)
+        check_folder_there(recipe, installation.reads.folders)
+        with from_bucket(recipe, store, bucket) as sized:
+            finetune.weigh(sized)
         recipes.append(recipe)
     check_trials(sweep, recipes)
     return recipes
