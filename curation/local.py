@@ -21,10 +21,10 @@ from dropforge.folder_files import files_of
 from dropforge.recipe import Recipe
 from dropforge.store import FolderStore, Store
 
-#: Rules of the gate that say nothing about a sample.
-_OF_THE_WHOLE = frozenset(
-    {"enough rows", "enough words", "both splits have rows", "every file gives rows", "little drift"}
-)
+#: Rules of the gate that say nothing about a sample, unless it is all rows.
+_OF_ALL_ROWS = frozenset({"enough rows", "enough words", "both splits have rows"})
+#: Those of them that need more than the rows: where each file's are, and an earlier version.
+_OF_THE_WHOLE = frozenset({"every file gives rows", "little drift"})
 
 
 class Layered(FolderStore):
@@ -114,8 +114,19 @@ def look(
         card, page = card_of(store, manifest), store.get(manifest.files["card_html"])
     ends = [*list(began.values())[1:], time.monotonic()]
     stages = {name: end - start for (name, start), end in zip(began.items(), ends, strict=True)}
-    rules = tuple(rule for rule in checks(manifest, recipe) if rule.name not in _OF_THE_WHOLE)
-    return Look(card, page, rules, whole_seconds(Told(**card["sample"]), stages))
+    told = Told(**card["sample"])
+    rules = tuple(rule for rule in checks(manifest, recipe) if _holds(rule, told, recipe))
+    return Look(card, page, rules, whole_seconds(told, stages))
+
+
+def _holds(rule: Check, told: Told, recipe: Recipe) -> bool:
+    """Whether a rule is about a sample too. Earlier drops of a family, which may add rows, are not looked at."""
+    if rule.name in _OF_THE_WHOLE:
+        return False
+    if rule.name not in _OF_ALL_ROWS:
+        return True
+    too_few = rule.name == "enough rows" and told.seen < recipe.curation.min_rows
+    return recipe.curation.scope == "drop" and (told.whole or too_few)
 
 
 def card_of(store: Store, manifest: Manifest) -> dict[str, Any]:

@@ -101,6 +101,11 @@ class Told:
     def of(cls, counts: Mapping[str, int]) -> Told:
         return cls(counts[TAKEN], counts[SEEN], counts[READING] / 1e6, counts[WORKING] / 1e6)
 
+    @property
+    def whole(self) -> bool:
+        """Whether all rows were taken."""
+        return self.taken == self.seen
+
     def line(self) -> str:
         return f"A sample of {self.taken:,} of {self.seen:,} rows; nothing of it is published"
 

@@ -11,6 +11,7 @@ from curation.pace import duration
 from curation.page import first_of, visible
 from curation.pii.report import NAMES
 from curation.reasons import filtered, mend, quarantined
+from curation.sample import Told
 from dropforge.recipe_data import found
 
 #: Warnings, and changes of columns: names of files and columns come from outside.
@@ -54,7 +55,7 @@ def _funnel(card: Mapping[str, Any]) -> list[str]:
     steps += [("nor a near one", wanted - counts.get("duplicate", 0) - near)] if "near" in card["rules"] else []
     steps += [(split, counts[split]) for split in ("train", "eval")]
     lines = [_row(name, rows, counts["input"]) for name, rows in steps]
-    if "sample" in card:
+    if "sample" in card and not Told(**card["sample"]).whole:
         lines.append("  Of copies a sample shows only those that are both in it: in the whole more rows go.")
     return ["Rows", *lines]
 

@@ -121,6 +121,29 @@ def test_a_sample_is_told_and_nothing_is_published(folder: Path, tmp_path: Path)
     assert "\x1b" not in done.output
 
 
+@pytest.mark.parametrize(
+    ("rows", "scope", "min_rows", "found"),
+    [
+        (5, "drop", 20, "BROKEN  enough rows: 5 rows after curation; wanted at least 20"),
+        (200, "drop", 300, "BROKEN  enough rows: "),  # of a part, fewer than the minimum were read in all
+        (200, "drop", 20, None),
+        (60, "drop", 20, "ok      enough rows: 60 rows"),
+        (5, "family", 20, None),  # the drops before it may have enough
+    ],
+)
+def test_a_sample_has_enough_rows_if_all_of_them_are_known(
+    tmp_path: Path, rows: int, scope: str, min_rows: int, found: str | None
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a.jsonl").write_bytes(lines(rows))
+    (tmp_path / "data/recipe.yaml").write_text(f"curation: {{scope: {scope}, min_rows: {min_rows}}}\n")
+    done = CliRunner().invoke(app, ["curate", str(tmp_path / "data"), "--sample", "100"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert ("enough rows" in done.stdout) == (found is not None)
+    assert (found or "") in done.stdout
+    assert ("Of copies a sample shows only" in done.stdout) == (rows > 100)
+
+
 def test_a_folder_becomes_a_version_in_a_folder(folder: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["curate", str(folder), "--out", str(tmp_path / "out"), "--family", "fam"])
     assert done.exit_code == 0, (done.output, done.exception)
