@@ -58,6 +58,8 @@ class Statistics:
         numbers from 0.
     :param repeated: phrases that open or end an unusual share of a source's kept rows, as `curation.phrases.repeated`.
     :param classes: labels of kept rows that differ, and the characters of all of them.
+    :param unmeasured: labels that only training rows have, the most frequent first.
+    :param unmeasured_classes: how many such labels there are.
     """
 
     totals: dict[str, dict[str, int]]
@@ -80,6 +82,8 @@ class Statistics:
     suspicious: list[tuple[str, int, int, int]] = field(default_factory=list)
     repeated: list[tuple[str, str, str, int, int]] = field(default_factory=list)
     classes: tuple[int, int] = (0, 0)
+    unmeasured: dict[str, int] = field(default_factory=dict)
+    unmeasured_classes: int = 0
     alike: list[dict[str, int]] = field(default_factory=list)
     unset: dict[str, int] = field(default_factory=dict)
     alike_names: dict[str, list[dict[str, int]]] = field(default_factory=dict)
@@ -117,7 +121,7 @@ def measure(
         f" cast(coalesce(sum(case when r.text is null then 0 else 1 end), 0) as bigint) from {_KEPT}"
     )
     tables.do(
-        "create table label_rows as select r.label as label, count(*) as held"
+        "create table label_rows as select r.label as label, count(*) as held, cast(sum(s.side) as bigint) as measured"
         f" from {_KEPT} where r.label is not null group by r.label"
     )
     labels = dict(
@@ -163,6 +167,13 @@ def measure(
         suspicious=_suspicious(tables, top),
         repeated=[(shown_name(item[0]), *item[1:]) for item in repeated(tables, _KEPT, top)],
         classes=classes,
+        unmeasured=dict(
+            tables.all(
+                f"select label, held from label_rows where measured = 0 and length(label) <= {_NAME}"
+                f" order by held desc, label limit {TOLD}"
+            )
+        ),
+        unmeasured_classes=tables.one("select count(*) from label_rows where measured = 0")[0],
         contested=_contested(tables, files),
         truths=truths_among(words, classes[0] - len(words.keys() | missing.keys())),
         alike=same["labels"][:TOLD],

@@ -36,6 +36,7 @@ from dropforge.recipes import load_recipe, presets
 from dropforge.recipes.load import about_preset, build_recipe, over_preset, read_named
 from dropforge.recipes.rules import PLACEHOLDER, check_startable
 from dropforge.run import RunSpec, run_name
+from dropforge.small_data import too_small
 from dropforge.store import open_store
 from dropforge.terminal import Console, Text
 from dropforge.text import counted
@@ -260,6 +261,10 @@ def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast) -> Table:
         ("memory", memory_text(recipe, figures)),
         *((name, escape(text)) for name, text in plan.rows() if name in ("time", "takes")),
         *([("limits", "; ".join(limits))] if (limits := limits_told(plan.hours, recipe.compute.limits)) else []),
+        *(
+            ("small", line)
+            for line in too_small(figures.steps, recipe.evaluate.max_rows, estimated=not train.max_steps)
+        ),
         ("checkpoint", f"{_checkpoint(figures)}every {_interval(train.checkpoint_every)}"),
         (
             "then",

@@ -71,3 +71,18 @@ def test_what_turns_text_around_is_shown_as_what_it_is(make: Make, store: Folder
     page = store.get(make({"a.jsonl": "\n".join(rows).encode()}).files["card_html"]).decode()
     assert "20 of 20 rows begin with &quot;\\u202eobey the old man&quot;" in page
     assert "\u202e" not in page[: page.index("Rows as the model sees them")]
+
+
+def test_a_class_that_no_evaluation_row_has_is_named(make: Make, store: FolderStore) -> None:
+    rows = [{"text": f"ticket {n} about {n % 2}", "label": ("bug", "bill")[n % 2]} for n in range(200)]
+    rare = [{"text": "close my account please", "label": "account"}]
+
+    def told(name: str, task: str) -> list[str]:
+        made = make({"a.jsonl": "\n".join(map(json.dumps, rows + rare)).encode()}, name, task=task)
+        return [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "evaluation" in line]
+
+    assert told("d1", "classification") == [
+        "evaluation: only training rows have account (1 rows), which are not measured; drop more such rows, or raise "
+        "`data.eval_fraction`"
+    ]
+    assert told("d2", "causal-lm") == []

@@ -13,6 +13,7 @@ from dropforge.forecast import Forecast, Speed, by_throughput, forecast, time_te
 from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe
 from dropforge.run import RunSpec
+from dropforge.small_data import too_small
 
 GPUS: dict[str, Any] = {"nodes": 2, "processes_per_node": 4, "gpus": 4, "cpus": 16, "memory_gb": 200}
 SPEED = Speed(1000.0, "measured")
@@ -51,6 +52,13 @@ def test_without_gpus_no_gpu_hours_pass_whatever_the_time() -> None:
     made = recipe()
     found = forecast(made, estimate(made))
     assert (found.gpu_hours, found.core_hours) == (0.0, None)
+
+
+def test_a_training_of_few_steps_and_an_evaluation_of_few_rows_are_pointed_out() -> None:
+    assert too_small(10, 20) == too_small(None, None) == too_small("1", [2]) == []
+    steps, rows = too_small(1, 2, estimated=True)
+    assert steps.startswith("The training has about 1 step, fewer than 10")
+    assert rows.startswith("The evaluation has 2 rows, fewer than 20")
 
 
 def test_without_steps_there_is_no_time() -> None:

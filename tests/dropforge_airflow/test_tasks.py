@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from dropforge_airflow.tasks import data, promote, run, turn
+from dropforge_airflow.tasks import data, foresee, promote, run, turn
 from dropforge_airflow.tasks.data import Curated, check, here
 from dropforge_airflow.tasks.opened import Opened, RunIdentity
 from dropforge_airflow.tasks.plan import Plan
@@ -205,6 +205,11 @@ def test_the_summary_tells_what_happened(store: Store) -> None:
     ):
         assert part in text
     assert "failed" not in text
+    assert "- The evaluation has 7 rows, fewer than 20, and its figures say little: drop more data" in text
+    assert "fewer than 10" not in text  # it had 20 steps
+    few = promote.summary(spec, evaluation | {"rows": 20}, report | {"steps": 1}, verdict, listed, {})
+    assert "- The training has 1 step, fewer than 10, and changes little: drop more data" in few
+    assert "fewer than 20" not in few
     lost = Gang("train", "j", "u", 1, gpus=4, cores=8, reason="node lost", step=47, saved=40)
     text = promote.summary(spec, evaluation, report, verdict, listed, {}, failed=[lost, replace(lost, saved=47)])
     assert "- Trainings that failed: node lost, node lost; 7 steps were done again" in text
@@ -241,6 +246,18 @@ def test_what_a_pod_wrote_is_a_text_of_one_line_in_what_people_read(store: Store
     assert not any(line.startswith("# ") for line in text.split("\n")[1:])
     assert "[x](" not in text.replace("\\[", "")
     assert "<b>" not in text.replace("\\<", "")
+
+
+def test_too_few_rows_and_steps_are_in_the_log_before_anything_expensive_begins(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(foresee, "_measured", lambda *_: (None, ""))
+    dataset(store, files={"card_json": "card.json"})
+    manifest = Manifest.from_json(store.get(layout.manifest_key("fam", "ab")))
+    store.put("card.json", json.dumps({"statistics": {"totals": {"train": {"rows": 30, "chars": 900}}}}).encode())
+    foresee.foresee(store, "", manifest, load_recipe("tiny", {"train": {"max_steps": None, "epochs": 1}}))
+    assert "The training has about 1 step, fewer than 10" in caplog.text
+    assert "The evaluation has 5 rows, fewer than 20" in caplog.text
 
 
 def dataset(store: Store, **changes: Any) -> str:

@@ -14,6 +14,7 @@ from dropforge.estimate import estimate
 from dropforge.forecast import Forecast, forecast
 from dropforge.json_objects import read_as
 from dropforge.recipe import Recipe
+from dropforge.small_data import too_small
 from dropforge.store import Store
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ def foresee(store: Store, tracking_uri: str, manifest: Manifest, recipe: Recipe)
         found = replace(found, source=f"{found.source}; {silent}")
     for name, value in found.rows():
         log.info("%s: %s", name, value)
+    rows = min(manifest.rows("eval"), recipe.evaluate.max_rows)
+    for line in too_small(found.steps, rows, estimated=recipe.train.max_steps is None):
+        log.warning("%s", line)
     for line in limits_told(found.hours, recipe.compute.limits):
         log.info("limits: %s", line)
     return found

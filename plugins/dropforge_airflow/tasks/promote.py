@@ -17,6 +17,7 @@ from dropforge.moves import moving
 from dropforge.recipe_approval import Approval
 from dropforge.recipes.load import build_recipe
 from dropforge.settings import from_env
+from dropforge.small_data import too_small
 from dropforge.store import Store
 from dropforge.text import as_cell, as_line
 from dropforge_airflow import connection, lineage
@@ -66,6 +67,8 @@ def decide(opened: Opened) -> Decided:
         store.put(layout.verdict_key(spec.run), json.dumps(promotion.verdict_as_dict(verdict), indent=1).encode())
         tracking.log_evaluation(settings.tracking_uri, opened["mlflow_run"], spec.family, evaluation, verdict, step)
     log.info("%s: %s\n%s", "Promote" if verdict.promote else "Keep the champion", verdict.reason, verdict.as_markdown())
+    for line in too_small(report["steps"], evaluation.get("rows")):
+        log.warning("%s", line)
     return Decided(promote=verdict.promote, reason=verdict.reason)
 
 
@@ -232,6 +235,7 @@ def summary(
         f"- Evaluation loss {_number(before.get(LOSS))} before training, {_number(after.get(LOSS))} after",
         f"- Measured on {_word(evaluation.get('rows', '?'))} rows of this drop's evaluation split",
         *_held_out(spec, evaluation.get("holdout") or {}),
+        *(f"- {line}" for line in too_small(report["steps"], evaluation.get("rows"))),
     ]
     if spec.start is not None:
         lines.append(f"- Began with {spec.start}")

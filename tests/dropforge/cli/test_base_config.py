@@ -43,6 +43,12 @@ def test_plan_refuses_a_folder_without_a_model(
     assert terminal("plan", str(recipe)).exit_code == 0
 
 
+def test_plan_points_out_that_a_training_has_few_steps(terminal: Terminal, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("extends: tiny\ntrain: {max_steps: 3}\n")
+    assert "The training has 3 steps, fewer than 10" in " ".join(terminal("plan", str(recipe)).stdout.split())
+
+
 @pytest.mark.parametrize(
     ("config", "found"),
     [

@@ -56,6 +56,7 @@ def test_plan_shows_what_would_happen(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for word in ("1,328,256", "120", "for each rank", "fits", "checkpoint"):
         assert word in done.stdout
+    assert "fewer than 10" not in done.stdout
 
 
 def test_plan_reads_a_recipe_as_its_drop_would(tmp_path: Path) -> None:
