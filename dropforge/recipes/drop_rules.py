@@ -39,6 +39,7 @@ STRICTER: Final = {
     "data.max_left_out": -1,
 }
 _RATE_FACTOR: Final = 10.0
+_NAMED: Final = 10  # keys in a refusal
 #: Of each pair one is given; the family decides which.
 EITHER: Final = {"train.epochs": "train.max_steps", "train.max_steps": "train.epochs"}
 
@@ -63,20 +64,26 @@ def check_differences(under: Recipe, merged: Recipe, authority: Authority) -> No
     """Refuse what a drop's recipe changed although it may not.
 
     :param under: the recipe without the drop's. :param merged: the recipe with it.
-    :raises RecipeError: naming the key, the value that holds, and the way to change it.
+    :raises RecipeError: naming the keys, the values that hold, and the way to change them.
     """
     asked = merged.plain()
+    broken: dict[str, str] = {}
     for path, holds, wanted in differences(under.plain(), asked):
         if _describes(path):
             continue
         rule = _broken_rule(path, holds, wanted, under, asked) if is_allowed(path) else f"has {_text(holds)}"
         if rule:
-            bounds = ", or gives it bounds of its own (`drops.bounds`)" if path in LENGTHS | RATES else ""
-            raise RecipeError(
-                f"recipe key `{path}`",
-                f"{authority.name} {rule}, and the recipe of this drop asks for {_text(wanted)}",
-                f"Leave it out of the drop; {authority.change}{bounds}",
-            )
+            broken[path] = f"{rule}, and the recipe of this drop asks for {_text(wanted)}"
+    if not broken:
+        return
+    (first, cause), *others = list(broken.items())[:_NAMED]
+    more = f"; and {len(broken) - _NAMED} more keys" if len(broken) > _NAMED else ""
+    bounds = ", or gives it bounds of its own (`drops.bounds`)" if broken.keys() & (LENGTHS | RATES) else ""
+    raise RecipeError(
+        f"recipe key `{first}`",
+        f"{authority.name} {cause}{''.join(f'; `{path}`: it {text}' for path, text in others)}{more}",
+        f"Leave {'them' if others else 'it'} out of the drop; {authority.change}{bounds}",
+    )
 
 
 def split_descriptive(values: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str]]:

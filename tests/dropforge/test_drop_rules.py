@@ -121,6 +121,19 @@ def test_a_rate_of_exactly_ten_times_the_family_s_is_within_a_factor_of_ten() ->
         ask("train: {learning_rate: 3.01e-3}", train={"learning_rate": 3e-4})
 
 
+def test_all_keys_that_a_drop_may_not_change_are_named_at_once() -> None:
+    with pytest.raises(RecipeError) as caught:
+        ask("train: {max_steps: 999, seed: 7, learning_rate: 5.0}\ndata: {text_column: body}")
+    told = str(caught.value)
+    for key in ("max_steps", "seed", "learning_rate"):
+        assert told.count(f"`train.{key}`") == 1
+    assert "text_column" not in told
+    assert ". Leave them out of the drop; " in told
+    config = ", ".join(f"key_{number}: 1" for number in range(40))
+    with pytest.raises(RecipeError, match=r"`base.scratch.config.key_9`: .*; and 30 more keys\. Leave them"):
+        ask(f"base: {{scratch: {{config: {{{config}}}}}}}", base={"scratch": {"config": {"model_type": "qwen2"}}})
+
+
 @pytest.mark.parametrize("text", ["num_key_value_heads: null", "num_hidden_layers: 2.0", "tie_word_embeddings: 1"])
 def test_a_config_is_compared_as_it_is_written(text: str) -> None:
     config = {"model_type": "qwen2", "vocab_size": 512, "num_hidden_layers": 2, "tie_word_embeddings": True}
