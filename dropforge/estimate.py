@@ -164,7 +164,7 @@ def estimate(recipe: Recipe, data_bytes: int | None = None, *, targets: float = 
     steps = train.max_steps
     if steps is None and data_bytes is not None and recipe.data.mix is None:
         tokens = data_bytes * (1.0 if curated else 1 - recipe.data.eval_fraction) / _BYTES_PER_TOKEN
-        steps = max(1, ceil(tokens * (train.epochs or 1.0) / (sequences * train.sequence_length)))
+        steps = max(1, ceil(tokens * (train.passes or 1.0) / (sequences * train.sequence_length)))
     shape = shape_of(recipe)
     memory = host = trained = most = None
     if shape is not None:

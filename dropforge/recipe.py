@@ -283,6 +283,11 @@ class Train(Section):
     """Steps in total that may be skipped because loss or gradient is not finite; at most five in a row."""
 
     @property
+    def passes(self) -> float | None:
+        """Epochs that are trained; None where `max_steps` counts."""
+        return None if self.max_steps is not None else self.epochs or 1.0
+
+    @property
     def rows(self) -> int:
         """Sequences in one optimizer step, over all ranks."""
         if self.rows_per_step is not None:

@@ -72,7 +72,9 @@ def recipe_text(preset: str, base: str | None, name: str) -> str:
     """Return the recipe's YAML. :raises RecipeError: if there is no such preset."""
     if preset not in presets():
         raise RecipeError(f"preset {preset!r}", "there is none", f"Presets: {', '.join(presets())}")
-    values = load_recipe(preset).plain()
+    recipe = load_recipe(preset)
+    values = recipe.plain()
+    values["train"]["epochs"] = recipe.train.passes
     lines = [
         f"# A recipe: `dropforge plan {name}` shows what it takes, `dropforge presets` what else it could extend.",
         "# Behind `#-` are the preset's values: to change one, take the `#-` from its line and from its section's.",

@@ -235,6 +235,8 @@ def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast) -> Table:
     table.add_column()
     unknown = "unknown: the base model's config is not available"
     steps = f"{figures.steps:,}" if figures.steps else _unknown_steps(recipe)
+    if train.passes is not None:
+        steps += f"; {train.passes:g} {'epoch' if train.passes == 1 else 'epochs'}, by `train.epochs`"
     rows = [
         ("base", "none: set base.model" if base == PLACEHOLDER else escape(base)),
         *([("begins with", recipe.base.start)] if recipe.base.start != "base" else []),

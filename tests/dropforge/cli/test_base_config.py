@@ -43,6 +43,16 @@ def test_plan_refuses_a_folder_without_a_model(
     assert terminal("plan", str(recipe)).exit_code == 0
 
 
+def test_plan_shows_the_epochs_beside_the_steps(terminal: Terminal, tmp_path: Path) -> None:
+    recipe, data = tmp_path / "recipe.yaml", tmp_path / "a.txt"
+    data.write_text("some words\n" * 9000)
+    for train, told in (("{epochs: 2, max_steps: null}", "; 2 epochs"), ("{max_steps: null}", "; 1 epoch,")):
+        recipe.write_text(f"extends: tiny\ntrain: {train}\n")
+        assert told in " ".join(terminal("plan", str(recipe), "--data", str(data)).stdout.split())
+    recipe.write_text("extends: tiny\ntrain: {max_steps: 30}\n")
+    assert "epoch" not in terminal("plan", str(recipe)).stdout
+
+
 def test_plan_points_out_that_a_training_has_few_steps(terminal: Terminal, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("extends: tiny\ntrain: {max_steps: 3}\n")
