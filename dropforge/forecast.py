@@ -31,6 +31,7 @@ class Forecast:
     """What a training would take: its steps alone, without waiting, pulling, loading and evaluating.
 
     :param gpus, cores: that its pods hold together. :param source: where its time comes from, or why it has none.
+    :param estimated: whether the steps, and the tokens with them, follow from the text's length, not from the recipe.
     """
 
     steps: int | None
@@ -46,6 +47,7 @@ class Forecast:
     core_hours: float | None
     cost: float | None = None
     currency: str = ""
+    estimated: bool = False
 
     @property
     def hours(self) -> Hours:
@@ -67,8 +69,8 @@ class Forecast:
         ranks = f"{self.ranks} in {pods} with {gpus} and {self.cores:g} CPU cores in total"
         time = UNKNOWN if self.seconds is None else f"about {time_text(self.seconds)}"
         return [
-            ("steps", _count(self.steps)),
-            ("tokens", _count(self.tokens)),
+            ("steps", steps_text(self.steps, estimated=self.estimated)),
+            ("tokens", f"{'about ' if self.estimated and self.tokens else ''}{_count(self.tokens)}"),
             ("memory of a rank", UNKNOWN if self.rank_bytes is None else f"about {size_text(self.rank_bytes)}"),
             ("ranks", ranks),
             ("time", f"{time}: {self.source}"),
@@ -122,7 +124,13 @@ def forecast(recipe: Recipe, figures: Estimate, measured: Speed | None = None) -
         core_hours=taken.core_hours,
         cost=taken.cost,
         currency=taken.currency,
+        estimated=recipe.train.max_steps is None,
     )
+
+
+def steps_text(steps: int | None, *, estimated: bool) -> str:
+    """Steps for people, before the data are tokenised. :param estimated: as of `Forecast`."""
+    return f"about {_count(steps)}, estimated from the length of the text" if estimated and steps else _count(steps)
 
 
 def by_throughput(recipe: Recipe) -> tuple[Speed | None, str]:

@@ -22,7 +22,7 @@ from dropforge.costs import limits_told
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.estimate import Estimate, check_length, check_memory, estimate, memory_text, shape_of, size_text
 from dropforge.folder_files import files_of
-from dropforge.forecast import Forecast, Speed, forecast
+from dropforge.forecast import Forecast, Speed, forecast, steps_text
 from dropforge.hub import UnreachableError, at_config, is_hub_id, pin_base
 from dropforge.job import evaluate_job, gang_environment, network_of, tokenise_job, train_job
 from dropforge.layout import check_family, run_prefix
@@ -234,7 +234,7 @@ def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast) -> Table:
     table.add_column(style="bold")
     table.add_column()
     unknown = "unknown: the base model's config is not available"
-    steps = f"{figures.steps:,}" if figures.steps else _unknown_steps(recipe)
+    steps = steps_text(figures.steps, estimated=plan.estimated) if figures.steps else _unknown_steps(recipe)
     if train.passes is not None:
         steps += f"; {train.passes:g} {'epoch' if train.passes == 1 else 'epochs'}, by `train.epochs`"
     rows = [
@@ -245,7 +245,7 @@ def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast) -> Table:
         ("parameters", f"{figures.parameters:,}" if figures.parameters else unknown),
         ("trained", f"{figures.trained:,}" if figures.trained else unknown),
         ("steps", steps),
-        ("tokens", f"{figures.tokens:,}" if figures.tokens else "follow from the steps"),
+        ("tokens", dict(plan.rows())["tokens"] if figures.tokens else "follow from the steps"),
         (
             "one step",
             f"{counted(figures.sequences_per_step, 'sequence')} of {train.sequence_length} tokens over "
@@ -263,10 +263,7 @@ def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast) -> Table:
         ("memory", memory_text(recipe, figures)),
         *((name, escape(text)) for name, text in plan.rows() if name in ("time", "takes")),
         *([("limits", "; ".join(limits))] if (limits := limits_told(plan.hours, recipe.compute.limits)) else []),
-        *(
-            ("small", line)
-            for line in too_small(figures.steps, recipe.evaluate.max_rows, estimated=not train.max_steps)
-        ),
+        *(("small", line) for line in too_small(figures.steps, recipe.evaluate.max_rows, estimated=plan.estimated)),
         ("checkpoint", f"{_checkpoint(figures)}every {_interval(train.checkpoint_every)}"),
         (
             "then",

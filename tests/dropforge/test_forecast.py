@@ -61,6 +61,18 @@ def test_a_training_of_few_steps_and_an_evaluation_of_few_rows_are_pointed_out()
     assert rows.startswith("The evaluation has 2 rows, fewer than 20")
 
 
+def test_steps_that_follow_from_the_text_are_called_an_estimate() -> None:
+    made = load_recipe("tiny", {"train": {"max_steps": None, "epochs": 2}})
+    found = forecast(made, estimate(made, 4096 * 100, curated=True), SPEED)
+    assert f"steps: about {found.steps:,}, estimated from the length of the text; tokens: about " in str(found)
+    assert "about " in found.as_markdown().split("steps")[1].split("tokens")[0]  # what a person is asked with
+    assert Forecast.from_dict(found.to_dict()) == found
+    older = {name: value for name, value in found.to_dict().items() if name != "estimated"}
+    assert not Forecast.from_dict(older).estimated
+    exact = recipe()
+    assert "steps: 450; tokens: 3," in str(forecast(exact, estimate(exact)))
+
+
 def test_without_steps_there_is_no_time() -> None:
     made = load_recipe("tiny", {"train": {"epochs": 1}})
     found = forecast(made, estimate(made), SPEED)

@@ -33,7 +33,7 @@ def foresee(store: Store, tracking_uri: str, manifest: Manifest, recipe: Recipe)
     for name, value in found.rows():
         log.info("%s: %s", name, value)
     rows = min(manifest.rows("eval"), recipe.evaluate.max_rows)
-    for line in too_small(found.steps, rows, estimated=recipe.train.max_steps is None):
+    for line in too_small(found.steps, rows, estimated=found.estimated):
         log.warning("%s", line)
     for line in limits_told(found.hours, recipe.compute.limits):
         log.info("limits: %s", line)

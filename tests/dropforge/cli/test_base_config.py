@@ -48,7 +48,9 @@ def test_plan_shows_the_epochs_beside_the_steps(terminal: Terminal, tmp_path: Pa
     data.write_text("some words\n" * 9000)
     for train, told in (("{epochs: 2, max_steps: null}", "; 2 epochs"), ("{max_steps: null}", "; 1 epoch,")):
         recipe.write_text(f"extends: tiny\ntrain: {train}\n")
-        assert told in " ".join(terminal("plan", str(recipe), "--data", str(data)).stdout.split())
+        shown = " ".join(terminal("plan", str(recipe), "--data", str(data)).stdout.split())
+        assert "estimated from the length of the text" in shown
+        assert told in shown
     recipe.write_text("extends: tiny\ntrain: {max_steps: 30}\n")
     assert "epoch" not in terminal("plan", str(recipe)).stdout
 
