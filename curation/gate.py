@@ -12,6 +12,7 @@ from curation.spellings import mixed_truths
 from dropforge.dataset import MOST_LABEL_CHARS, MOST_LABELS, SPLITS, Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
+from dropforge.text import counted
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _files(manifest: Manifest) -> Check:
 
 def _spellings(manifest: Manifest) -> Check:
     mixed = mixed_truths(manifest.measured.get("truths", {}))
-    told = ", ".join(f"{label} ({rows:,} rows)" for label, rows in mixed.items())
+    told = ", ".join(f"{label} ({counted(rows, 'row')})" for label, rows in mixed.items())
     return Check(
         "labels have one spelling",
         not mixed,
@@ -221,7 +222,7 @@ def _types(manifest: Manifest) -> Check:
 def _unknown(manifest: Manifest) -> Check:
     keys = manifest.measured.get("unknown_keys", {})
     first = sorted(keys.items(), key=lambda item: (not item[0].startswith("messages."), -item[1], item[0]))
-    found = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in first[:3])
+    found = ", ".join(f"`{name}` ({counted(rows, 'row')})" for name, rows in first[:3])
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
     mend = "Name their meaning in `data.columns`, keep them with `data.keep_columns`, leave them out, or set"
     wanted, mend = "keys that mean something or are kept", f"{mend} `curation.unknown_keys` to `tell`"

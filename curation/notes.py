@@ -19,6 +19,7 @@ from curation.task import Report, Rules, Task
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop, DropFile
 from dropforge.errors import DataError
+from dropforge.text import counted
 
 
 def warnings(
@@ -45,17 +46,17 @@ def warnings(
         "some are missing (1.2345678901234568e+17): several that differed may be one; have it write the column as "
         "text, from the original"
     )
-    counted: dict[str, Counter[str]] = {
+    tallied: dict[str, Counter[str]] = {
         what: Counter() for what in (recoded, *SEEN.values(), python, chats, rounded)
     } | _shares(reports)
     for task, report in reports:
-        counted[recoded][task.name] += report.recoded
-        counted[python][task.name] += report.shown
-        counted[chats][task.name] += report.chats
-        counted[rounded][task.name] += report.rounded
+        tallied[recoded][task.name] += report.recoded
+        tallied[python][task.name] += report.shown
+        tallied[chats][task.name] += report.chats
+        tallied[rounded][task.name] += report.rounded
         for seen, number in report.dialect.items():
-            counted[SEEN[seen]][task.name] += number
-    found |= {what: +rows for what, rows in counted.items() if +rows}
+            tallied[SEEN[seen]][task.name] += number
+    found |= {what: +rows for what, rows in tallied.items() if +rows}
     for task in work:
         if task.split.format.looks is not None:
             found.setdefault(task.split.format.looks, Counter())[task.name] += 0
@@ -79,14 +80,14 @@ def not_as_meant(reports: Sequence[tuple[Task, Report]], rules: Rules, keys: Map
     """
     lines = nowhere(reports, rules)
     if keys:
-        named = [f"`{name}` ({rows:,} rows)" for name, rows in keys.items()]
+        named = [f"`{name}` ({counted(rows, 'row')})" for name, rows in keys.items()]
         shown = first_of(named, _KEYS, "keys (card.json has them)")
         lines.insert(0, f"Keys that mean nothing here and are not learned: {', '.join(shown)}")
     unset: Counter[str] = Counter()
     for _, report in reports:
         unset.update(report.unset)
     if unset:
-        named = [f"`{text}` ({rows:,} rows)" for text, rows in sorted(unset.items())]
+        named = [f"`{text}` ({counted(rows, 'row')})" for text, rows in sorted(unset.items())]
         spelled = ", ".join(first_of(named, _SPELLINGS, "spellings"))
         lines.insert(
             0, f"Learned, though programs write so what is missing: {spelled}; leave out rows or fields where it is"
@@ -250,7 +251,7 @@ class Cause:
 
     def text(self) -> str:
         told = f"{self.reason}: {self.detail}" if self.detail else self.reason
-        return f"{told} ({self.rows:,} rows, the first at {place_text(self.file, self.position, self.line)})"
+        return f"{told} ({counted(self.rows, 'row')}, the first at {place_text(self.file, self.position, self.line)})"
 
 
 def causes(work: Sequence[Task], most: int = 3) -> list[Cause]:
@@ -300,7 +301,7 @@ def nothing(drop: Drop, names: Sequence[str], counts: Mapping[str, int], why: Se
     worst, rows = reasons[0]
     total = sum(counts.values())
     aside = "copies aside, " if _COPIES & counts.keys() else ""  # these went for the sake of another row
-    cause = f"none of {total:,} rows can be used; {aside}most often the reason is {worst} ({rows:,} rows)"
+    cause = f"none of {total:,} rows can be used; {aside}most often the reason is {worst} ({counted(rows, 'row')})"
     details = "".join(f". {one.text()}" for one in why)
     return NoUsableRowError(thing, f"{cause}{details}. Step by step: {', '.join(funnel(counts))}", mend(worst))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from curation.page import first_of
 from curation.phrases import told
 from curation.spellings import mixed_truths
 from curation.statistics import ALARM_ONE_IN, ALARM_ROWS, TOLD, Statistics, shown_name
@@ -21,7 +22,7 @@ def alarms(statistics: Statistics, classes: bool = False, settled: bool = False)
     :param classes: whether labels are what is learned. :param settled: whether rows with one input and several labels
         were taken out.
     """
-    phrases = (told(*item) for item in statistics.repeated)
+    phrases = first_of([told(*item) for item in statistics.repeated], _PHRASES, "phrases that open or end many rows")
     of_labels = _of_classes(statistics, settled) if classes else _of_unlearned(statistics)
     return [*_of_sources(statistics), *_of_spellings(statistics), *of_labels, *phrases]
 
@@ -96,6 +97,8 @@ def _of_unlearned(statistics: Statistics) -> Iterator[str]:
             yield f"labels: {wrong:,} rows have `{no}`; an answer that is marked as wrong so is learned all the same"
 
 
+#: Lines about phrases: they are alike, and would hide the others.
+_PHRASES: Final = 3
 #: One row in so many is more than the mistakes of who labelled them.
 _CONTESTED: Final = 20
 #: Rows of a class, on average, with fewer of which nothing can be learned of it.
@@ -104,7 +107,8 @@ _OF_A_CLASS: Final = 2
 
 def _counted(labels: dict[str, int]) -> str:
     shown = [
-        f"{shown_name(label if label.isprintable() and label == label.strip() else repr(label))} ({rows:,} rows)"
+        shown_name(label if label.isprintable() and label == label.strip() else repr(label))
+        + f" ({counted(rows, 'row')})"
         for label, rows in labels.items()
     ]
     return ", ".join(shown[:TOLD]) + (f" and {len(shown) - TOLD} more" if len(shown) > TOLD else "")

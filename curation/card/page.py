@@ -13,6 +13,7 @@ from curation.page import first_of, section, share, size_text, visible
 from curation.pii import report
 from curation.plots import short
 from curation.reasons import filtered, quarantined
+from dropforge.text import counted
 
 
 def render(card: Mapping[str, Any]) -> str:
@@ -82,7 +83,11 @@ def _tiles(card: Mapping[str, Any]) -> str:
     bad, gone = sum(quarantined(counts).values()), sum(filtered(counts).values())
     same, near = counts.get("duplicate", 0), counts.get("near_duplicate", 0)
     tiles = [
-        ("rows in", f"{counts['input']:,}", f"{len(card['inputs'])} files, {size_text(card['drop']['bytes'])}"),
+        (
+            "rows in",
+            f"{counts['input']:,}",
+            f"{counted(len(card['inputs']), 'file')}, {size_text(card['drop']['bytes'])}",
+        ),
         ("train", f"{counts['train']:,}", share(counts["train"], counts["input"])),
         ("eval", f"{counts['eval']:,}", share(counts["eval"], counts["input"])),
         (

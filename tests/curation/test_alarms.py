@@ -66,6 +66,17 @@ def test_a_phrase_that_opens_or_ends_many_rows_of_a_source_is_told(make: Make, s
     assert json.loads(store.get(manifest.files["card_json"]))["warnings"] == []
 
 
+def test_of_many_phrases_the_first_are_told_and_the_others_counted(make: Make, store: FolderStore) -> None:
+    """Questions of an FAQ begin alike: so many lines would hide the others."""
+    ways = ("How do I change", "Where can I find", "What is the best", "Why does it not", "When will you send")
+    rows = [{"prompt": f"{way} {n}", "completion": f"answer {n}"} for n in range(12) for way in ways]
+    made = make({"faq.jsonl": "\n".join(map(json.dumps, rows)).encode()})
+    told = json.loads(store.get(made.files["card_json"]))["warnings"]
+    assert [line.count("a prompt template") for line in told] == [1, 1, 1, 0]
+    assert told[3] == "and 2 more phrases that open or end many rows"
+    assert "1 file, " in store.get(made.files["card_html"]).decode()
+
+
 def test_what_turns_text_around_is_shown_as_what_it_is(make: Make, store: FolderStore) -> None:
     rows = [json.dumps({"text": f"\u202eobey the old man in number {n}"}) for n in range(20)]
     page = store.get(make({"a.jsonl": "\n".join(rows).encode()}).files["card_html"]).decode()
@@ -82,7 +93,7 @@ def test_a_class_that_no_evaluation_row_has_is_named(make: Make, store: FolderSt
         return [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "evaluation" in line]
 
     assert told("d1", "classification") == [
-        "evaluation: only training rows have account (1 rows), which are not measured; drop more such rows, or raise "
+        "evaluation: only training rows have account (1 row), which are not measured; drop more such rows, or raise "
         "`data.eval_fraction`"
     ]
     assert told("d2", "causal-lm") == []

@@ -252,7 +252,7 @@ def test_columns_whose_names_are_data_do_not_fill_the_manifest(make: Make, store
     assert len(manifest.columns["JSON"]) == 500
     keys, warning = json.loads(store.get(manifest.files["card_json"]))["warnings"]
     assert "too many columns" in warning
-    assert keys.count("(1 rows)") == 100
+    assert keys.count("(1 row)") == 100
     many = {f"c{n:04}": {"string": n + 1} for n in range(1000)}
     assert set(by_format([("a", "csv", many)])["CSV"]) == set(list(many)[500:])
     assert joined([{"b": {"x": 1}}, {"a": {"y": 2}, "b": {"x": 3}}]) == {"a": {"y": 2}, "b": {"x": 4}}

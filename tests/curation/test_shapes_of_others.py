@@ -129,8 +129,8 @@ def test_a_text_that_is_no_json_ends_its_row_where_the_column_s_type_says_json(m
     assert (made.counts["bad_json"], made.counts["duplicate_field"]) == (1, 1)
     assert made.measured["causes"] == [
         "bad_json: column 'raw' is of type JSON and holds none (Expecting value: line 1 column 1 (char 0)): write it as"
-        " text (1 rows, the first at a.parquet @ 1)",
-        "duplicate_field: column 'raw': field 'a' appears twice (1 rows, the first at a.parquet @ 2)",
+        " text (1 row, the first at a.parquet @ 1)",
+        "duplicate_field: column 'raw': field 'a' appears twice (1 row, the first at a.parquet @ 2)",
     ]
     found = {(row["label"], row["extras"]) for row in rows(made)}
     assert found == {("no", '{"raw":{"a":[1],"b":null}}'), ("a", None)}

@@ -377,7 +377,7 @@ def test_missing_values_that_are_learned_are_told(make: Make, store: FolderStore
     made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode(), "b.jsonl": lines(text=["null", "some text"])})
     [told] = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "missing" in line]
     once = ["#" * 17, "#BEZUG!", "<noinput>", "NA", "None", "[object Object]", "nan", "nil"]
-    spelled = ", ".join([*(f"`{text}` (1 rows)" for text in once), "`null` (2 rows)"])
+    spelled = ", ".join([*(f"`{text}` (1 row)" for text in once), "`null` (2 rows)"])
     assert told == f"Learned, though programs write so what is missing: {spelled}; leave out rows or fields where it is"
 
 
@@ -391,7 +391,7 @@ def test_what_python_shows_of_a_value_is_told(make: Make, store: FolderStore) ->
     made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode(), "b.csv": table})
     told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "Python" in line]
     what = "rows hold a list, object, tuple or bytes as Python shows it; if that is not meant, write the text alone"
-    labels = "labels: as Python shows a list, object, tuple or bytes, or JSON a text: b'spam' (1 rows)"
+    labels = "labels: as Python shows a list, object, tuple or bytes, or JSON a text: b'spam' (1 row)"
     assert told == [labels, f"a.jsonl: 8 {what}", f"b.csv: 1 {what}"]
 
 

@@ -62,7 +62,7 @@ function drops(v) {
   const rows = v.drops.map((drop) => [
     el("span", { title: drop.id }, drop.name || drop.id),
     moment(drop.entered),
-    drop.files ? `${number(drop.files)} files, ${bytes(drop.bytes)}` : "–",
+    drop.files ? `${number(drop.files)} ${drop.files === 1 ? "file" : "files"}, ${bytes(drop.bytes)}` : "–",
     became(v, drop),
   ]);
   return card(
