@@ -7,11 +7,13 @@ Bucket, prefix, version ids and times are provenance.
 from __future__ import annotations
 
 import base64
+import difflib
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
@@ -78,6 +80,7 @@ _QUEUED = 1000
 _NAMED = 5  # of files that are missing
 _SHOWN = 200  # characters of a path
 _FAULTS = 1000  # wrong entries that are counted
+_FAMILIES = 1000  # among which a name is looked for
 
 
 class Part(BaseModel):
@@ -269,10 +272,12 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
         raise DataError(f"drop {family}/{name}", cause, "Delete the keys that end with `/`, or upload it again")
     success = found.pop(layout.SUCCESS, None)
     if success is None:
+        near = "" if infos else near_family(store, family)
         raise UnfinishedError(
             f"drop {family}/{name}",
             f"there is no {layout.SUCCESS} yet",
-            f"Upload {layout.SUCCESS} as its last object",
+            (f"Did you mean {near}/{name}? Else upload" if near else "Upload")
+            + f" {layout.SUCCESS} as its last object",
         )
     thing = f"{layout.SUCCESS} of drop {family}/{name}"
     try:
@@ -308,6 +313,15 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
             f"drop {family}/{name}", "it holds no file with rows", f"Upload the data before {layout.SUCCESS}"
         )
     return drop
+
+
+def near_family(store: Store, family: str) -> str:
+    """The family with drops whose name is nearest to one that has none; empty if it has some, or no name is near."""
+    with suppress(Exception):  # who may not list other families gets no hint
+        if not store.folders(layout.family_prefix(family), 1):
+            known = store.folders(layout.DROPS, _FAMILIES)
+            return next(iter(difflib.get_close_matches(family, known, 1)), "")
+    return ""
 
 
 def listed_keys(store: Store, prefix: str) -> Iterator[ObjectInfo]:

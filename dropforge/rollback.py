@@ -5,6 +5,7 @@ Nothing is deleted or trained. The version that is left is marked, so that no cl
 
 from __future__ import annotations
 
+import difflib
 import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -130,7 +131,10 @@ def _name_one(mlflow: MlflowClient, family: str) -> str:
     found = mlflow.search_model_versions(f"name = '{family}'")
     numbers = sorted(filter(None, (read_count(str(version.version)) for version in found)))
     if not numbers:
-        return "None of its runs registered a version yet; `dropforge runs` lists the families that have runs"
+        others = [model.name for model in mlflow.search_registered_models() if model.name != family]
+        near = difflib.get_close_matches(family, others, 1)
+        hint = f". Did you mean {near[0]}?" if near else ""
+        return f"None of its runs registered a version yet; `dropforge runs` lists the families that have runs{hint}"
     return f"Name one with `--to`: there are versions {', '.join(map(str, numbers))}"
 
 

@@ -14,7 +14,7 @@ from dropforge.cli.result import follow_to_end
 from dropforge.client.connection import Connection, connect
 from dropforge.client.drops import dropped_before, foresee, never_trained, start_again, wait_for_run
 from dropforge.client.upload import default_name, find_files, upload
-from dropforge.drop import Drop, read_drop
+from dropforge.drop import Drop, near_family, read_drop
 from dropforge.layout import check_family
 from dropforge.recipes.load import read_drop_recipe
 from dropforge.terminal import Console, Text
@@ -48,6 +48,8 @@ def drop_command(
         console.print(Text(trains), soft_wrap=True)
     if refuses:
         Console(stderr=True).print(Text(refuses, "yellow"), soft_wrap=True)
+    if near := near_family(connection.store, family):
+        Console(stderr=True).print(Text(f"Family {family} is new. Did you mean {near}?", "yellow"), soft_wrap=True)
     found = send(connection, family, name or default_name(), files)
     console.print(f"{found.family}/{found.drop} is complete: {counted(len(found.data_files), 'file')}, id {found.id}")
     known = dropped_before(connection, found)

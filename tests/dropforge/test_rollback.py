@@ -233,6 +233,8 @@ def test_what_is_champion_already_and_a_family_without_a_version_are_refused(fam
     with pytest.raises(DropforgeError, match=r"no version of it is 'champion'.*None of its runs registered a version"):
         family.roll_back()
     family.add()
+    with pytest.raises(DropforgeError, match=rf"Did you mean {family.name}\?"):
+        rollback.choose(family.server, family.store, f"{family.name}x")
     with pytest.raises(DropforgeError, match="it is 'champion' already"):
         family.roll_back(to="1")
 

@@ -73,3 +73,11 @@ def test_without_follow_it_is_only_said(terminal: Terminal, known: Drop, rows: P
     done = terminal("drop", str(rows), "--family", "fam", "--name", "again")
     assert done.exit_code == 0
     assert "Nothing is trained twice" in done.output
+
+
+def test_a_family_that_nobody_knows_may_be_another_one(terminal: Terminal, known: Drop, rows: Path) -> None:
+    told = str(terminal("follow", "famm/before").exception)
+    assert "Did you mean fam/before?" in told
+    hint = "Family famm is new. Did you mean fam?"
+    assert hint in terminal("drop", str(rows), "--family", "famm", "--name", "d").stderr
+    assert hint not in terminal("drop", str(rows), "--family", "famm", "--name", "e").stderr
