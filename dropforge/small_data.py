@@ -10,12 +10,13 @@ from dropforge.text import counted
 LEAST_STEPS: Final = 10
 
 
-def too_small(steps: object, eval_rows: object, *, estimated: bool = False) -> list[str]:
+def too_small(steps: object, eval_rows: object, *, estimated: bool = False, rows_estimated: bool = False) -> list[str]:
     """Return a line for each amount that is too small.
 
-    :param steps, eval_rows: as a pod wrote them; None if not known. :param estimated: whether the steps are a guess.
+    :param steps, eval_rows: as a pod wrote them; None if not known.
+    :param estimated: whether the steps are a guess. :param rows_estimated: whether the rows are one.
     """
-    about = "about " if estimated else ""
+    about, about_rows = ("about " if guess else "" for guess in (estimated, rows_estimated))
     found = []
     if isinstance(steps, int) and steps < LEAST_STEPS:
         found.append(
@@ -24,7 +25,7 @@ def too_small(steps: object, eval_rows: object, *, estimated: bool = False) -> l
         )
     if isinstance(eval_rows, int) and eval_rows < LEAST_ROWS:
         found.append(
-            f"The evaluation has {counted(eval_rows, 'row')}, fewer than {LEAST_ROWS}, and its figures say little: "
-            "drop more data, or raise `data.eval_fraction`"
+            f"The evaluation has {about_rows}{counted(eval_rows, 'row')}, fewer than {LEAST_ROWS}, "
+            "and its figures say little: drop more data, or raise `data.eval_fraction`"
         )
     return found

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 import yaml
@@ -25,7 +25,7 @@ from dropforge.folder_files import files_of
 from dropforge.forecast import Forecast, Speed, forecast, steps_text
 from dropforge.hub import UnreachableError, at_config, is_hub_id, pin_base
 from dropforge.job import evaluate_job, gang_environment, network_of, tokenise_job, train_job
-from dropforge.layout import check_family, run_prefix
+from dropforge.layout import RECIPE, SUCCESS, check_family, run_prefix
 from dropforge.placement.catalogue import read
 from dropforge.placement.fabrics import PREFLIGHT, Preflight, variables
 from dropforge.placement.pods import told as placed_on
@@ -40,6 +40,8 @@ from dropforge.small_data import too_small
 from dropforge.store import open_store
 from dropforge.terminal import Console, Text
 from dropforge.text import counted
+
+_SMALL: Final = 4 << 20  # bytes of data whose rows are counted
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -93,16 +95,17 @@ def plan(
     memory is clearly too small, or if the stack that runs here does not let it read what it names, as the run would.
     """
     loaded = build_recipe(over_preset(read_named(recipe)))
-    size = None
+    size = rows = None
     if data is not None:
-        size = sum(map(_text_bytes, files_of(data).values()))
+        files = files_of(data)
+        size, rows = sum(map(_text_bytes, files.values())), _rows(files.values())
     connection = connect_embedded(state) if family is None else connect(state)
     with _with_sizes(loaded, state) as sized:
         figures = estimate(sized, size)
         speed = None
         if connection is not None and family is not None:
             speed = _measured(connection, check_family(family), loaded)
-        Console().print(_plan_table(loaded, figures, forecast(sized, figures, speed)))
+        Console().print(_plan_table(loaded, figures, forecast(sized, figures, speed), rows))
         check_startable(loaded)
         if connection is not None:
             connection.check_reads(family, loaded)
@@ -204,6 +207,14 @@ def _text_bytes(path: Path) -> int:
     return path.stat().st_size * (4 if path.suffix in {".gz", ".zst"} else 1)
 
 
+def _rows(files: Collection[Path]) -> int | None:
+    """Rows of small data in JSON Lines; None for other formats, and where there are too many to be too few."""
+    held = [path for path in files if path.name not in (RECIPE, SUCCESS)]
+    if not held or any(path.suffix != ".jsonl" for path in held) or sum(path.stat().st_size for path in held) > _SMALL:
+        return None
+    return sum(sum(bool(line.strip()) for line in path.read_bytes().splitlines()) for path in held)
+
+
 def example_run(recipe: Recipe, family: str, bucket: str) -> RunSpec:
     digest = "0" * 64  # the dataset is not known yet, so the names here are examples
     run = run_name(family, recipe.plain(), digest, code_digest())
@@ -227,13 +238,16 @@ def _unknown_steps(recipe: Recipe) -> str:
     return "follows from the data: give --data"
 
 
-def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast) -> Table:
+def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast, rows_of_data: int | None) -> Table:
     train, compute = recipe.train, recipe.compute
     base = recipe.base.model or f"a new {recipe.base.scratch.name if recipe.base.scratch else ''} model"
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
     unknown = "unknown: the base model's config is not available"
+    held_out = recipe.evaluate.max_rows
+    if rows_of_data is not None:
+        held_out = min(held_out, round(rows_of_data * recipe.data.eval_fraction))
     steps = steps_text(figures.steps, estimated=plan.estimated) if figures.steps else _unknown_steps(recipe)
     if train.passes is not None:
         steps += f"; {train.passes:g} {'epoch' if train.passes == 1 else 'epochs'}, by `train.epochs`"
@@ -263,7 +277,12 @@ def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast) -> Table:
         ("memory", memory_text(recipe, figures)),
         *((name, escape(text)) for name, text in plan.rows() if name in ("time", "takes")),
         *([("limits", "; ".join(limits))] if (limits := limits_told(plan.hours, recipe.compute.limits)) else []),
-        *(("small", line) for line in too_small(figures.steps, recipe.evaluate.max_rows, estimated=plan.estimated)),
+        *(
+            ("small", line)
+            for line in too_small(
+                figures.steps, held_out, estimated=plan.estimated, rows_estimated=rows_of_data is not None
+            )
+        ),
         ("checkpoint", f"{_checkpoint(figures)}every {_interval(train.checkpoint_every)}"),
         (
             "then",

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dropforge.cli.submit import check
+from dropforge.errors import RecipeError
+from dropforge.recipes import load_recipe
 from dropforge.shape import check_positions, positions_of
 from dropforge.store import S3Store
 from tests.dropforge.cli.conftest import Terminal
@@ -53,6 +56,23 @@ def test_plan_shows_the_epochs_beside_the_steps(terminal: Terminal, tmp_path: Pa
         assert told in shown
     recipe.write_text("extends: tiny\ntrain: {max_steps: 30}\n")
     assert "epoch" not in terminal("plan", str(recipe)).stdout
+
+
+def test_plan_points_out_that_few_rows_are_evaluated_on(terminal: Terminal, tmp_path: Path) -> None:
+    recipe, data = tmp_path / "recipe.yaml", tmp_path / "a.jsonl"
+    recipe.write_text("extends: tiny\ndata: {eval_fraction: 0.05}\n")
+    for rows, few in ((80, True), (800, False)):
+        data.write_text('{"text": "some words"}\n' * rows)
+        shown = " ".join(terminal("plan", str(recipe), "--data", str(data)).stdout.split())
+        assert ("The evaluation has about 4 rows, fewer than 20" in shown) == few
+        assert ("fewer than 20" in shown) == few
+
+
+def test_submit_refuses_rows_that_are_longer_than_the_base_takes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 512}))
+    recipe = load_recipe("lora", {"base": {"model": str(tmp_path)}})
+    with pytest.raises(RecipeError, match="1024 is longer than the base model's context of 512"):
+        check(recipe, "fam/d1")
 
 
 def test_plan_points_out_that_a_training_has_few_steps(terminal: Terminal, tmp_path: Path) -> None:
