@@ -451,7 +451,7 @@ def test_a_document_of_another_shape_is_the_askers_error(server: Server) -> None
             assert status == 400, (place, body, answer)
     assert server.put("/another", b"<CreateBucketConfiguration/>")[0] == 400
     assert client.get_object_tagging(Bucket=BUCKET, Key="k")["TagSet"] == [{"Key": "a", "Value": "1"}]
-    assert [item["Name"] for item in client.list_buckets()["Buckets"]] == [BUCKET]
+    assert "another" not in [item["Name"] for item in client.list_buckets()["Buckets"]]
     assert "Traceback" not in (server.state / "objects.log").read_text()
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import io
+import os
 import sys
 import time
 import webbrowser
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +36,9 @@ SERVER = {
 
 
 @pytest.fixture
-def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The default folder, with a stack that was stopped."""
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The default folder, with a stack that was stopped; who connects to one has its settings in the environment."""
+    before = dict(os.environ)
     monkeypatch.chdir(tmp_path)
     for name in ("DROPFORGE_STATE", *SERVER):
         monkeypatch.delenv(name, raising=False)
@@ -43,7 +46,9 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     secrets, traces = read_secrets(folder), Traces("boot", "id", mark_path(folder), frozenset())
     ports = {"airflow": 1, "mlflow": 1, "objects": 1}
     write_state(StackState(folder, "stopped", ports, {}, (1, 0), traces, time.time(), secrets))
-    return folder
+    yield folder
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
