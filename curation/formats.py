@@ -106,6 +106,11 @@ class Format:
     wide: str | None = None
     looks: str | None = None
 
+    @property
+    def is_table(self) -> bool:
+        """Whether its rows have numbers and types, and no lines."""
+        return self.kind in {"parquet", "arrow"}
+
 
 def sniff(path: Path, name: str, encoding: str = "utf-8") -> Format:
     """Look at a local file.

@@ -255,7 +255,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     forgotten = Forgotten(rules.forgotten, rules.pii, rules.columns)
     seen = Seen(unread(task.split, extras.wanted))
     pictures = any(name.strip().lower() in PICTURES for name in seen.unread)
-    nulls = task.split.format.kind not in {"parquet", "arrow"}
+    nulls = not task.split.format.is_table
     records = read(
         task.split,
         max_row_bytes=rules.max_row_bytes,

@@ -322,7 +322,7 @@ def step(
     card = summary(drop, replace(manifest, counts=ends, shards=tuple(new)), statistics, worth, of_files)  # of the drop
     if told is not None:
         card["sample"] = asdict(told)
-    add_lines(card["statistics"], dict(held), rules.encoding, desk.limits)
+    add_lines(card["statistics"], {task.name: task.split for task in work}, desk.limits)
     card["unknown_keys"] = unread
     card["causes"] = [asdict(one) for one in why]
     if desk.sets is not None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from curation.formats import Format, sniff
+from curation.formats import Format
 from curation.readers import text_pieces
+from curation.records import Split
 from curation.streams import DEFAULT_LIMITS, Limits, TornError
-
-#: Kinds of files whose rows have numbers, and no lines.
-_TABLES: Final = frozenset({"parquet", "arrow"})
 
 
 def has_lines(format: Format) -> bool:
     """Whether a file can be read as lines at all."""
-    return format.kind not in _TABLES and format.fault is None
+    return not format.is_table and format.fault is None
 
 
 def line_numbers(
@@ -66,19 +64,18 @@ def _pieces(path: Path, format: Format, limits: Limits) -> Iterator[bytes]:
         yield from text_pieces(stream, format, path.stat().st_size, limits)
 
 
-def add_lines(card: Any, paths: Mapping[str, Path], encoding: str, limits: Limits) -> None:
+def add_lines(card: Any, files: Mapping[str, Split], limits: Limits) -> None:
     """Give each place on a card its `line`, where it lies in a text file that is here.
 
-    :param paths: files by their names on the card. :param encoding: `data.encoding` of the recipe.
+    :param files: a split of each, by their names on the card.
     """
     places: dict[str, list[dict[str, Any]]] = {}
     for item in _places(card):
         places.setdefault(item["file"], []).append(item)
     for file, items in places.items():
-        if (path := paths.get(file)) is None:
+        if (split := files.get(file)) is None:
             continue  # of an earlier drop
-        format = sniff(path, file, encoding)
-        found = line_numbers(path, format, (item["position"] for item in items), limits)
+        found = line_numbers(split.path, split.format, (item["position"] for item in items), limits)
         for item in items:
             if (line := found.get(item["position"])) is not None:
                 item["line"] = line

@@ -83,7 +83,7 @@ def unread(split: Split, wanted: Container[str]) -> dict[str, str]:
     :param wanted: columns that are read, in small letters.
     """
     kind = split.format.kind
-    if kind not in {"parquet", "arrow"} or split.format.fault is not None:
+    if not split.format.is_table or split.format.fault is not None:
         return {}
     try:
         with bounded(0):

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from curation.canonical import Row
@@ -87,13 +86,14 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.entities += entities
     if not odd and not row.beside:
         return
-    _keep_plain(texts[place] for place in odd)
-    # What a tool gives is whatever it gives.
-    said = [
-        found
-        for place in odd
-        if (not row.roles or row.roles[place] != "tool") and (found := _looks(texts[place])) is not None
-    ]
+    said: list[_Looks] = []
+    for place in odd:
+        if row.roles and row.roles[place] == "tool":
+            continue  # what a tool gives is whatever it gives
+        if (found := _looks(text := texts[place])) is not None:
+            said.append(found)
+        elif len(text) <= _LONGEST_KEPT and len(_plain) < _MOST_KEPT and _PLAIN.fullmatch(text):
+            _plain.add(text)
     if not said and not row.beside:
         return
     unset = {seen.unset for seen in said if seen.unset} | {text.strip() for text in _beside(row) if is_unset(text)}
@@ -119,18 +119,8 @@ class _Looks(NamedTuple):
     escaped: bool
 
 
-def _keep_plain(texts: Iterable[str]) -> None:
-    for text in texts:
-        if len(text) <= _LONGEST_KEPT and len(_plain) < _MOST_KEPT and _PLAIN.fullmatch(text) and not _looks(text):
-            _plain.add(text)
-
-
 def _looks(text: str) -> _Looks | None:
     """Look closer at a text; None for one that is nothing else."""
-    return _looks_kept(text) if len(text) <= _LONGEST_KEPT else _look_closer(text)
-
-
-def _look_closer(text: str) -> _Looks | None:
     end = text.rpartition("\n\n")[2]  # where an `input` stands, or all of it
     quoted = is_json_text(text)
     found = _Looks(
@@ -143,9 +133,6 @@ def _look_closer(text: str) -> _Looks | None:
         quoted and "\\" in text,
     )
     return found if any(found) else None
-
-
-_looks_kept = lru_cache(_MOST_KEPT)(_look_closer)
 
 
 def _beside(row: Row) -> Iterator[str]:

@@ -19,7 +19,7 @@ def verify(reports: Sequence[tuple[Task, Report]]) -> None:
     if not bad:
         return
     task, fault = min(bad, key=lambda pair: (pair[0].file, int(pair[1]["position"])))
-    place = "row" if task.split.format.kind in {"parquet", "arrow"} else "byte"
+    place = "row" if task.split.format.is_table else "byte"
     rows = len(bad)
     raise DataError(
         f"file {task.name!r}, {place} {fault['position']}",
