@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dropforge.errors import RecipeError
-from dropforge.hub import CONFIG, LARGEST_CONFIG, is_hub_id
+from dropforge.hub import CONFIG, LARGEST_CONFIG, at_folder, is_hub_id
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe
 from dropforge.store import MissingObjectError, Store, TooLargeError, out_of_reach, read_bounded
@@ -47,7 +47,7 @@ def from_bucket(recipe: Recipe, store: Store, bucket: str) -> Iterator[Recipe]:
         return
     with TemporaryDirectory(prefix="base-") as folder:
         (Path(folder) / CONFIG).write_bytes(config)
-        yield build_recipe({**recipe.plain(), "base": {**recipe.plain()["base"], "model": folder}})
+        yield build_recipe(at_folder(recipe.plain(), folder))
 
 
 def _read(store: Store, model: str, key: str) -> bytes | None:

@@ -178,7 +178,11 @@ def at_config(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
     :raises RecipeError, UnreachableError: as `fetch_config`.
     """
-    folder = fetch_config(recipe["base"]["model"], recipe["base"]["revision"])
+    return at_folder(recipe, fetch_config(recipe["base"]["model"], recipe["base"]["revision"]))
+
+
+def at_folder(recipe: Mapping[str, Any], folder: Path | str) -> dict[str, Any]:
+    """A recipe's plain values with a folder here in the place of its base."""
     return {**recipe, "base": {**recipe["base"], "model": str(folder), "revision": None}}
 
 

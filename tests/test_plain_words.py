@@ -13,25 +13,21 @@ from typing import Final
 
 import pytest
 
+from tests.usual_words import SHARED
+
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("dropforge", "curation", "trainer", "plugins", "dags")
 FILES: Final = ("dropforge", "plugins", "families", "helm-values", "images")
 SUFFIXES: Final = frozenset({".yaml", ".example", ".env", ".html", ".json", ".sh"})
 
 WORDS: Final = (
-    (r"\bmend(s|ed|ing)?\b", "fix"),
+    *SHARED,
     (r"\bgangs?\b(?!.schedul)", "attempt, job or pods; gang scheduling stays"),
     (r"\b(name|the|all|these|those|of) letters\b|^letters?\b", "dead letters"),
-    (r"\b(tells?|told|telling)\b", "shows, reports, notifies, detects"),
     (r"\b(say|says) so\b", "what it says"),
     (r"\b(stands?|stood)\b", "is on, is in, means, appears"),
     (r"\b(nobody|whoever|somebody|anybody|everybody)\b", "no one, a user, everyone, or the passive"),
-    (r"\banew\b", "again"),
     (r"\b(lie|lies|lay|lain)\b", "is in, is at"),
-    (r"\b(passed|passing) over\b", "skipped"),
-    (r"\bfor want of\b", "without, missing"),
-    (r"\b(goes|go|went|going) on\b", "continues, resumes"),
-    (r"\bmoments\b", "optimizer state"),
     (r"\bsettl(e|es|ed|ing)\b", "deduplicate and split, resolve"),
     (r"\bline of models\b", "model family"),
     (r"\bversion that is left\b", "previous champion"),
@@ -42,7 +38,6 @@ WORDS: Final = (
         r"\bkept whole\b|\bof an hour\b|\bhardly any\b|\bbeneath all\b|\bat the most\b",
         "complete, 15 minutes, few, at most",
     ),
-    (r"\bat hand\b", "available"),
     (r"\bshall\b|\bborne?\b", "should; tolerated"),
     (r"\bruns already\b", "is already running"),
 )

@@ -100,7 +100,7 @@ def plan(
         files = files_of(data)
         size, rows = sum(map(_text_bytes, files.values())), _rows(files.values())
     connection = connect_embedded(state) if family is None else connect(state)
-    with _with_sizes(loaded, state) as sized:
+    with _with_sizes(loaded, state, connection) as sized:
         figures = estimate(sized, size)
         speed = None
         if connection is not None and family is not None:
@@ -116,13 +116,13 @@ def plan(
 
 
 @contextmanager
-def _with_sizes(recipe: Recipe, state: Path | None) -> Iterator[Recipe]:
+def _with_sizes(recipe: Recipe, state: Path | None, connection: Connection | None) -> Iterator[Recipe]:
     """The recipe with its base's config at hand; one in the bucket is read while the stack is there."""
     if not (recipe.base.model or "").startswith("s3://"):
         yield _from_hub(recipe)
         return
     try:
-        bucket = connect(state).settings.bucket
+        bucket = (connection or connect(state)).settings.bucket
     except DropforgeError:
         yield recipe
         return

@@ -31,12 +31,11 @@ from dropforge.recipes.unknown_keys import Fault, find_unknown, inner_model, pat
 from dropforge.section import help_of
 from dropforge.strict_yaml import DIGITS, UNFIT, load_strict
 from dropforge.text import escape, why_unstorable
-from dropforge.validation_errors import cause
+from dropforge.validation_errors import MISSING, cause
 
 _FOLDER = Path(__file__).parent
 RECIPE_LIMIT = 64 * 1024  # bytes
 _NUMBERS = 10**18
-_MISSING = "it is missing"
 _NO_BASE = (
     "It names the model that is trained: a Hugging Face id, a folder or s3://... as `base.model`. Write a recipe with "
     "`dropforge init --base MODEL`, or extend one of `dropforge presets`; `extends: sample` is a toy from nothing"
@@ -131,7 +130,7 @@ def _validate(values: Mapping[str, Any]) -> Recipe:
         recipe = Recipe.model_validate(fill_sizes(without_unknown(values) if unknown else values))
     except ValidationError as error:
         # What is missing may be what an unknown key was to say.
-        wrong = [fault for fault in _faults(error) if not unknown or fault.cause != _MISSING]
+        wrong = [fault for fault in _faults(error) if not unknown or fault.cause != MISSING]
         raise recipe_error([*unknown, *wrong]) from None
     if unknown:
         raise recipe_error(unknown)
@@ -148,9 +147,9 @@ def _faults(error: ValidationError) -> Iterator[Fault]:
         if key in seen:
             continue
         seen.add(key)
-        missing = one["type"] == "missing"
         meaning = f"Meaning: {' '.join(help_of_key(key).split())}"
-        yield Fault(key, _MISSING if missing else cause(one), _NO_BASE if missing and key == "base" else meaning)
+        said = cause(one)
+        yield Fault(key, said, _NO_BASE if said == MISSING and key == "base" else meaning)
 
 
 def put_drop_over(under: Mapping[str, Any], values: Mapping[str, Any], authority: Authority) -> dict[str, Any]:
