@@ -12,6 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from dropforge.placement.fabrics import PREFLIGHT, Preflight
 from dropforge.run import ExitCode
 from trainer import launch
 from trainer.launch import Ended, Verdict, judge
+from trainer.node.agent import Rendezvous
 from trainer.rank import run
 from trainer.report.console import Console
 from trainer.state.checkpoint import Checkpoints
@@ -393,6 +396,19 @@ sys.exit(main([sys.argv[1]]))
 
 
 @pytest.mark.dist
+@pytest.mark.parametrize(
+    ("master", "other"), [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("named", "127.0.0.1"), ("named", "::1")]
+)
+def test_nodes_meet_by_ipv4_and_by_ipv6(master: str, other: str) -> None:
+    first = Rendezvous(socket.gethostname() if master == "named" else master, 0, 0, 2, "met", 20)
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(first.next_rendezvous)
+        while not first.master_port and not served.done():
+            time.sleep(0.01)
+        Rendezvous(other, first.master_port, 1, 2, "met", 20).next_rendezvous()
+        assert served.result().world_size == 2
+
+
 def test_a_node_that_waits_for_the_others_hears_a_stop(toy: Toy, start: Any, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

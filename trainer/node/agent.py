@@ -92,8 +92,7 @@ class Rendezvous(StaticTCPRendezvous):
         )
 
     def _serve(self) -> TCPStore:
-        host = "127.0.0.1" if self.master_addr in _LOOPBACK else ""
-        listener = socket.create_server((host, self.master_port), backlog=1024)
+        listener = _listen(self.master_addr, self.master_port)
         self.master_port = listener.getsockname()[1]
         return self._connect(is_master=True, master_listen_fd=listener.detach())
 
@@ -115,6 +114,17 @@ class Rendezvous(StaticTCPRendezvous):
             multi_tenant=True,
             **more,
         )
+
+
+def _listen(master: str, port: int) -> socket.socket:
+    """The store's socket: on loopback alone where the master is, else for IPv4 and IPv6, as clusters have either."""
+    if master == "::1":
+        return socket.create_server((master, port), family=socket.AF_INET6, backlog=1024)
+    if master in _LOOPBACK:
+        return socket.create_server(("127.0.0.1", port), backlog=1024)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=1024)
 
 
 def _pause(end: float, what: str) -> None:
