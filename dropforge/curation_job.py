@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from dropforge import pod_rights
+from dropforge import layout, pod_rights
 from dropforge.errors import DropforgeError
 from dropforge.job import SECRET
 from dropforge.recipe_spark import SparkCluster
@@ -85,6 +86,16 @@ class CurationJob:
         """16 hexadecimal digits of what is to be done."""
         what = json.dumps([self.family, self.drop_id, self.counter, self.recipe], sort_keys=True)
         return hashlib.sha256(what.encode()).hexdigest()[:16]
+
+
+def job_of(
+    family: str, drop_id: str, counter: int, recipe: Mapping[str, Any], asked: SparkCluster
+) -> tuple[CurationJob, str]:
+    """The job of a drop and its folder in the bucket; the same for every try, so that a later one goes on."""
+    made = CurationJob(family, drop_id, counter, dict(recipe), "/", "-")
+    prefix = layout.curation_prefix(family, drop_id, made.identity)
+    workdir = f"{asked.work_path.rstrip('/')}/{drop_id}-{made.identity}"
+    return replace(made, workdir=workdir, result=f"{prefix}result.json"), prefix
 
 
 def manifest(job: CurationJob, address: str, asked: SparkCluster) -> dict[str, Any]:
@@ -200,6 +211,8 @@ def template(job: CurationJob, asked: SparkCluster, role: str) -> dict[str, Any]
         container["securityContext"] = pod_rights.container()
     if asked.node_selector:
         spec["nodeSelector"] = dict(asked.node_selector)
+    if asked.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in asked.image_pull_secrets]
     if asked.tolerations:
         spec["tolerations"] = [item.model_dump(exclude_none=True) for item in asked.tolerations]
     return {"metadata": {"labels": _labels(job)}, "spec": spec}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from dropforge.errors import DropforgeError
+from dropforge.secret_looks import looks_secret
 
 Engine = Literal["docker", "podman", "buildah"]
 ENGINES: Final[tuple[Engine, ...]] = ("docker", "podman", "buildah")
@@ -25,7 +26,6 @@ _PATH: Final = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
 _REGISTRY: Final = re.compile(rf"{_HOST}(/{_PATH})*")
 _ECR: Final = re.compile(r"\d{12}\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
 _TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_SECRET: Final = re.compile(r"PASSW|TOKEN|SECRET|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Registry:
 
 def check_arguments(arguments: Mapping[str, str]) -> None:
     """:raises DropforgeError: if one looks like a secret: what a build is told stays in the image's history."""
-    for name in arguments:
-        if _SECRET.search(name):
+    for name, text in arguments.items():
+        if looks_secret(name, text):
             mend = "Leave it out: no image of Dropforge needs a secret"
             raise DropforgeError(f"build argument {name}", "it looks like a secret, and would stay in the image", mend)
 

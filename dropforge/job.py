@@ -6,6 +6,7 @@ This module knows no Kubernetes client and no builder; `dropforge_airflow` and t
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from dropforge import layout
@@ -35,7 +36,7 @@ def train_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
     common = _common(spec, recipe, "train")
     return {
         **common,
-        "env": gang_environment(compute),
+        "env": {**compute.env, **gang_environment(compute)},
         "annotations": {**common["annotations"], LOG: f"{spec.root}/{layout.LOGS}"},
         "command": ["python", "-m", "trainer.launch", f"{spec.root}/run.json"],
         **_placed(job_name(spec.run, "train"), compute, "train", compute.nodes),
@@ -56,7 +57,7 @@ def network_job(compute: Compute, name: str, order: Order) -> dict[str, Any]:
         **_pod(compute.model_copy(update={"volumes": files})),
         "secrets": [],
         "name": name,
-        "env": environment(network_of(compute), compute.network_env),
+        "env": {**compute.env, **environment(network_of(compute), compute.network_env)},
         "command": ["python", "-m", "trainer.network", order.to_json()],
         **_placed(name, compute, "train", compute.nodes),
         "nodes": compute.nodes,
@@ -87,6 +88,12 @@ def gang_environment(compute: Compute) -> dict[str, str]:
     return env
 
 
+def queue_timeout(compute: Compute) -> timedelta | None:
+    """How long each of its jobs may wait for its first pod; None for ever."""
+    minutes = compute.queue_timeout_minutes
+    return None if minutes is None else timedelta(minutes=minutes)
+
+
 def tokenise_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
     """Arguments for the job that tokenises and packs before the training: one pod, one process, no GPU."""
     cpus, memory_gb = ahead(recipe.compute)
@@ -95,6 +102,7 @@ def tokenise_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
         **_placed(job_name(spec.run, "tokenise"), recipe.compute, "tokenise", 1),
         "cpus": cpus,
         "memory_gb": memory_gb,
+        "shm_gb": None,
         "command": ["python", "-m", "trainer.ahead", f"{spec.root}/run.json"],
         "gpus": 0,
         "nodes": 1,
@@ -136,7 +144,7 @@ def _placed(job: str, compute: Compute, purpose: str, nodes: int) -> dict[str, A
     if compute.instance is not None:
         on = find(compute.instance, read())
         if purpose == "tokenise" and on.gpus:
-            return {"node_selector": {ARCH: on.arch}, "tolerations": [GPU_TAINT]}
+            return _passed_on(compute, {"node_selector": {ARCH: on.arch}, "tolerations": [GPU_TAINT]})
         found = placed(on, job=job, nodes=nodes, gpus=compute.gpus, fabric=compute.fabric)
     if compute.node_selector:
         found["node_selector"] = {**found.get("node_selector", {}), **compute.node_selector}
@@ -144,6 +152,19 @@ def _placed(job: str, compute: Compute, purpose: str, nodes: int) -> dict[str, A
         how = "required" if compute.topology_required else "preferred"
         near = {f"podset-{how}-topology": compute.topology, "podset-group-name": "gang"}  # master and workers as one
         found["pod_annotations"] = {f"{KUEUE}{key}": value for key, value in near.items()}
+    return _passed_on(compute, found)
+
+
+def _passed_on(compute: Compute, found: dict[str, Any]) -> dict[str, Any]:
+    """What is asked for by an instance or a topology already, with what the recipe says itself."""
+    if compute.tolerations:
+        own = [one.model_dump(exclude_none=True) for one in compute.tolerations]
+        found["tolerations"] = [*found.get("tolerations", []), *own]
+    if compute.annotations:
+        found["pod_annotations"] = {**compute.annotations, **found.get("pod_annotations", {})}
+    if compute.ephemeral_storage_gb is not None:
+        disk = {"ephemeral-storage": f"{round(compute.ephemeral_storage_gb * 1000)}M"}
+        found["resources"] = {**found.get("resources", {}), **disk}
     return found
 
 
@@ -155,10 +176,13 @@ def _pod(compute: Compute) -> dict[str, Any]:
         "cpus": compute.cpus,
         "memory_gb": compute.memory_gb,
         "gpus": compute.gpus,
-        "env": {},
+        "env": dict(compute.env),
         "secrets": [SECRET] if compute.backend == "kubernetes" else [],
         **pod_volumes(compute.volumes),
         **({"service_account": compute.service_account} if compute.service_account else {}),
+        **({"image_pull_secrets": list(compute.image_pull_secrets)} if compute.image_pull_secrets else {}),
+        **({"priority_class": compute.priority_class} if compute.priority_class else {}),
+        **({"shm_gb": compute.shared_memory_gb} if compute.shared_memory_gb else {}),
         "user": compute.run_as,
         # Trainers ask nothing of the API server.
         "pod": {"automountServiceAccountToken": False},

@@ -18,6 +18,7 @@ from dropforge.recipe_data import Curation, Data
 from dropforge.recipe_drops import Drops
 from dropforge.recipe_idle import Idle
 from dropforge.recipe_network import NetworkEnv, Preflight
+from dropforge.recipe_pods import Annotations, LabelName, LabelValue, ObjectName, PodEnv, PullSecrets, Tolerations
 from dropforge.recipe_promote import Promote
 from dropforge.section import Section
 from dropforge.shape import config_of, context_of
@@ -295,11 +296,6 @@ class Train(Section):
         return (self.tokens_per_step or DEFAULT_TOKENS) // self.sequence_length or 1
 
 
-_LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-LabelName = Annotated[str, Field(pattern=rf"^([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_LABEL}$")]
-LabelValue = Annotated[str, Field(pattern=rf"^({_LABEL})?$")]
-
-
 class Compute(Section):
     """What each pod gets."""
 
@@ -348,7 +344,9 @@ class Compute(Section):
     """Trainer image; the local backend has no use for it."""
     namespace: str = "default"
     """Kubernetes namespace."""
-    service_account: str | None = Field(default=None, pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")
+    image_pull_secrets: PullSecrets = ()
+    """Secrets of the namespace by which the image is pulled from a registry that asks for a login."""
+    service_account: ObjectName | None = None
     """Of the pods, for a role of their own at the cloud; null is that of the namespace. Nothing of ours asks Kubernetes
     for anything by it."""
     run_as: int | None = Field(default=USER, ge=1, le=2**31 - 1)
@@ -358,6 +356,19 @@ class Compute(Section):
     """Claims that every pod mounts."""
     node_selector: dict[LabelName, LabelValue] | None = Field(default=None, max_length=20)
     """More labels that nodes of the pods must have, as of a zone or a capacity block."""
+    tolerations: Tolerations = ()
+    """Taints of nodes that the pods bear, beside those of GPUs that `instance` brings."""
+    annotations: Annotations = Field(default_factory=dict)
+    """Annotations of every pod, as `{karpenter.sh/do-not-disrupt: "true"}`."""
+    env: PodEnv = Field(default_factory=dict)
+    """Environment variables of every pod, as `{HF_HUB_OFFLINE: "1"}`; no secrets, which come from the Kubernetes secret
+    `dropforge-trainer`."""
+    priority_class: ObjectName | None = None
+    """Kubernetes' PriorityClass of the pods, for clusters without Kueue: with `queue`, `priority` says it."""
+    ephemeral_storage_gb: float | None = Field(default=None, gt=0, le=100_000)
+    """Gigabytes of its node's disk that each pod asks for and may fill; null asks for none."""
+    shared_memory_gb: float | None = Field(default=None, gt=0, le=100_000)
+    """Gigabytes of /dev/shm, a part of `memory_gb`; null is half of it."""
     queue: str | None = Field(default=None, pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")
     """Kueue's local queue; without it the pods compete with all others."""
     priority: str | None = Field(default=None, pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")
@@ -373,6 +384,8 @@ class Compute(Section):
     """When idle GPUs end the run; null never. Needs `gpus`."""
     deadline_minutes: int = Field(default=720, ge=1, le=525_600)
     """Longest run time of each job (training, evaluation, what is asked of a checkpoint), waiting not included."""
+    queue_timeout_minutes: int | None = Field(default=None, ge=1, le=525_600)
+    """Longest time that a job waits for its first pod to run, in a queue and while nodes start; null waits."""
     retries: int = Field(default=2, ge=0, le=100)
     """Attempts after the first one failed for a reason of the infrastructure, such as a lost node."""
     gpu_tflops: float | None = Field(default=None, gt=0, le=1e6)

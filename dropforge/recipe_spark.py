@@ -7,20 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from dropforge.placement.storages import STORAGES
+from dropforge.recipe_pods import PullSecrets, Tolerations
 from dropforge.section import Section
 from dropforge.volumes import USER, Volume, nearest
 
 _NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _MEMORY = r"^[1-9][0-9]{0,5}[mg]$"
-
-
-class Toleration(Section):
-    """A taint that the pods bear, in Kubernetes' words."""
-
-    key: str = Field(min_length=1, max_length=316)
-    operator: Literal["Exists", "Equal"] = "Exists"
-    value: str | None = None
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
 
 
 class SparkCluster(Section):
@@ -46,8 +38,10 @@ class SparkCluster(Section):
         Field(default_factory=dict, max_length=50)
     )
     """Labels of the nodes, as `{kubernetes.io/arch: arm64}`."""
-    tolerations: Annotated[tuple[Toleration, ...], Field(strict=False, max_length=50)] = ()
+    tolerations: Tolerations = ()
     """Taints that the pods tolerate."""
+    image_pull_secrets: PullSecrets = ()
+    """Secrets of the namespace by which the image is pulled from a registry that asks for a login."""
     run_as: int | None = Field(default=USER, ge=1, le=2**31 - 1)
     """User id of the pods, held to Kubernetes' restricted Pod Security Standard; null leaves it to the image."""
     volumes: Annotated[tuple[Volume, ...], Field(strict=False, max_length=50)] = ()

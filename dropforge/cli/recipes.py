@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 import yaml
 from rich.markup import escape
 from rich.table import Table
 
+from dropforge import curation_job
 from dropforge.base_config import check_folder_there, from_bucket
 from dropforge.cli.connect import StateOption
 from dropforge.cli.listing import Cell, Output, OutputOption, print_table, print_values
@@ -67,17 +68,33 @@ def render(
     recipe: RecipeArgument,
     family: FamilyOption = "example",
     bucket: Annotated[str, typer.Option(help="Bucket of the run's folder.")] = "dropforge",
-    job: Annotated[str, typer.Option(help="Which job: tokenise, train or evaluate.")] = "train",
+    job: Annotated[str, typer.Option(help="Which job: curate, tokenise, train or evaluate.")] = "train",
 ) -> None:
-    """Print the PyTorchJob that a recipe becomes."""
+    """Print the PyTorchJob that a recipe becomes; of `curate` the SparkApplication, or the Job of Spark's driver."""
     from kubeflow_training.jobs.manifest import pytorch_job
 
     builders = {"tokenise": tokenise_job, "train": train_job, "evaluate": evaluate_job}
-    if job not in builders:
-        raise typer.BadParameter(f"choose one of {', '.join(builders)}", param_hint="--job")
-    loaded = load_recipe(recipe)
-    manifest = pytorch_job(**builders[job](example_run(loaded, check_family(family), bucket), loaded))
+    if job not in ("curate", *builders):
+        raise typer.BadParameter(f"choose one of curate, {', '.join(builders)}", param_hint="--job")
+    loaded, family = load_recipe(recipe), check_family(family)
+    if job == "curate":
+        manifest = _curation(loaded, family, bucket)
+    else:
+        manifest = pytorch_job(**builders[job](example_run(loaded, family, bucket), loaded))
     typer.echo(yaml.safe_dump(manifest, sort_keys=False), nl=False)
+
+
+def _curation(recipe: Recipe, family: str, bucket: str) -> dict[str, Any]:
+    """The job that would curate a drop. :raises RecipeError: if the recipe has it curated where Airflow's task runs."""
+    asked = recipe.curation.spark.cluster
+    if asked is None or recipe.curation.engine == "embedded":
+        raise RecipeError(
+            "recipe key `curation.spark.cluster`" if asked is None else "recipe key `curation.engine`",
+            "the recipe curates without a job, in Airflow's task",
+            "Set `curation.spark.cluster`, with `engine: auto` or `spark`",
+        )
+    example, prefix = curation_job.job_of(family, "0" * 64, 1, recipe.plain(), asked)
+    return curation_job.manifest(example, f"s3://{bucket}/{prefix}job.json", asked)
 
 
 def plan(
@@ -272,6 +289,7 @@ def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast, rows_of_data:
             f"{counted(compute.gpus, 'GPU')}",
         ),
         *([("this machine", _room_here(compute))] if compute.backend == "local" else []),
+        *([("given", escape(given))] if (given := given_to_pods(compute)) else []),
         *network_rows(compute),
         *([("instance", escape(placed_on(compute, read())))] if compute.gpus or compute.backend != "local" else []),
         ("memory", memory_text(recipe, figures)),
@@ -301,6 +319,29 @@ def _room_here(compute: Compute) -> str:
 
     total = machine()
     return never_fits(Resources(*compute.all_pods), total) or f"has room: {total}"
+
+
+def given_to_pods(compute: Compute) -> str:
+    """What Kubernetes is told of the pods beside their sizes: where they may run, by whom, and what they wait in."""
+    if compute.backend == "local":
+        return ""
+    parts = {
+        "namespace": compute.namespace,
+        "account": compute.service_account,
+        "user": "the image's" if compute.run_as is None else str(compute.run_as),
+        "queue": compute.queue,
+        "priority": compute.priority or compute.priority_class,
+        "nodes with": ", ".join(f"{key}={value}" for key, value in (compute.node_selector or {}).items()),
+        "tolerates": ", ".join(f"{one.key}={one.value}" if one.value else one.key for one in compute.tolerations),
+        "claims": ", ".join(f"{held.claim} at {held.path}" for held in compute.volumes),
+        "pull secrets": ", ".join(compute.image_pull_secrets),
+        "variables": ", ".join(sorted(compute.env)),
+        "annotations": ", ".join(sorted(compute.annotations)),
+        "disk": f"{compute.ephemeral_storage_gb:g} GB" if compute.ephemeral_storage_gb else None,
+        "shared memory": f"{compute.shared_memory_gb:g} GB" if compute.shared_memory_gb else None,
+        "waits": f"{compute.queue_timeout_minutes} min at most" if compute.queue_timeout_minutes else None,
+    }
+    return "; ".join(f"{name} {value}" for name, value in parts.items() if value)
 
 
 def network_rows(compute: Compute) -> list[tuple[str, str]]:

@@ -13,6 +13,17 @@ from dropforge.recipe import Compute
 from dropforge.text import counted
 
 KEY = "recipe key `compute.instance`"
+#: Keys of pods, of which the local cluster has none.
+_OF_PODS: Final = (
+    "instance",
+    "node_selector",
+    "tolerations",
+    "annotations",
+    "image_pull_secrets",
+    "priority_class",
+    "ephemeral_storage_gb",
+    "shared_memory_gb",
+)
 _LEAST: Final = 0.1  # of a node's cores and memory, for a pod that has all its GPUs: nobody else could use the rest
 
 
@@ -49,8 +60,8 @@ def instance_of(name: str) -> Instance:
 
 def check_place(compute: Compute) -> None:
     """:raises RecipeError: if no node of the instance could take such a pod, or the gang is laid out badly on it."""
-    if compute.backend == "local" and (compute.instance or compute.node_selector):
-        key = "instance" if compute.instance else "node_selector"
+    key = next((key for key in _OF_PODS if getattr(compute, key)), None)
+    if compute.backend == "local" and key is not None:
         raise RecipeError(
             f"recipe key `compute.{key}`",
             "the local backend runs on this machine alone",

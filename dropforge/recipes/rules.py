@@ -12,6 +12,7 @@ from dropforge.recipe import LARGEST, Compute, Recipe, Score, Scratch
 from dropforge.recipes.cost_rules import check_costs
 from dropforge.recipes.network_rules import check_network
 from dropforge.recipes.place_rules import check_place
+from dropforge.recipes.pod_rules import check_pods
 from dropforge.recipes.promotion_rules import check_promotion
 from dropforge.recipes.storage_rules import check_storage
 from dropforge.run import wrong_address
@@ -57,6 +58,7 @@ def check_combinations(recipe: Recipe) -> None:
     if base.revision is not None and (base.model is None or base.model.startswith(("s3://", "/", "."))):
         raise RecipeError("recipe key `base.revision`", "only a Hugging Face id has revisions", "Remove it")
     check_place(compute)
+    check_pods(compute)
     check_train(recipe)
     _check_generation(recipe)
     check_promotion(recipe)

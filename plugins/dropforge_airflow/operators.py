@@ -143,6 +143,7 @@ class MeteredJobOperator(PyTorchJobOperator):
         self._meter.began(whereabouts(job))
 
     def _limits(self, context: Context, job: Identity) -> Limits:
+        self.queue_timeout = self._meter.queue_timeout
         found, left = super()._limits(context, job), self._meter.left(job.uid)
         if left is None:
             return found

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.manifest.canonical import fingerprint
 from kubeflow_training.jobs.waiting.joblog import LOG_ANNOTATION
 
 from dropforge import layout
-from dropforge.job import asked_job, evaluate_job, tokenise_job, train_job
+from dropforge.job import asked_job, evaluate_job, network_job, tokenise_job, train_job
+from dropforge.network_bench import Order
 from dropforge.recipes import load_recipe
-from dropforge.recipes.load import build_recipe, merge
+from dropforge.recipes.load import build_recipe, merge, parse_recipe
 from dropforge.run import RunSpec
 
 RECIPE = load_recipe("tiny")
@@ -63,3 +66,53 @@ def test_pods_have_the_account_that_the_preset_names() -> None:
         for build in (train_job, evaluate_job, tokenise_job):
             for replica in pytorch_job(**build(SPEC, recipe))["spec"]["pytorchReplicaSpecs"].values():
                 assert replica["template"]["spec"].get("serviceAccountName") == account
+
+
+def test_what_the_recipe_says_of_pods_is_in_each_of_its_jobs() -> None:
+    given = {
+        "backend": "kubernetes",
+        "nodes": 2,
+        "memory_gb": 16,
+        "env": {"HF_HUB_OFFLINE": "1"},
+        "tolerations": [{"key": "dedicated", "operator": "Equal", "value": "training"}],
+        "annotations": {"karpenter.sh/do-not-disrupt": "true"},
+        "image_pull_secrets": ["registry-login"],
+        "priority_class": "low",
+        "ephemeral_storage_gb": 60.5,
+        "shared_memory_gb": 4,
+    }
+    recipe = build_recipe(merge(RECIPE.plain(), {"compute": given}))
+    jobs = [build(SPEC, recipe) for build in (train_job, evaluate_job, tokenise_job)]
+    jobs.append(asked_job(SPEC, recipe, "export-step-1", "s3://b/o.json"))
+    jobs.append(network_job(recipe.compute, "bench", Order(0, "tcp", [1024], 5, 60)))
+    for job in jobs:
+        for replica in pytorch_job(**job)["spec"]["pytorchReplicaSpecs"].values():
+            pod, notes = replica["template"]["spec"], replica["template"]["metadata"]["annotations"]
+            (container,) = pod["containers"]
+            assert {"name": "HF_HUB_OFFLINE", "value": "1"} in container["env"]
+            assert pod["tolerations"] == [{"key": "dedicated", "operator": "Equal", "value": "training"}]
+            assert notes["karpenter.sh/do-not-disrupt"] == "true"
+            assert pod["imagePullSecrets"] == [{"name": "registry-login"}]
+            assert pod["priorityClassName"] == "low"
+            assert container["resources"]["limits"]["ephemeral-storage"] == "60500M"
+            (shm,) = [held["emptyDir"] for held in pod["volumes"] if held["name"] == "shm"]
+            half = "8000M" if job["name"].startswith("tokenise") else "4000M"
+            assert shm == {"medium": "Memory", "sizeLimit": half}
+
+
+def test_what_the_instance_and_the_topology_ask_for_stays_beside_it() -> None:
+    given = {
+        "instance": "p5.48xlarge",
+        "nodes": 2,
+        "queue": "team-a",
+        "topology": "rack",
+        "tolerations": [{"key": "dedicated"}],
+        "annotations": {"a/b": "c"},
+        "ephemeral_storage_gb": 60,
+    }
+    compute = json.dumps({"backend": "kubernetes", **given})
+    recipe = parse_recipe(f"extends: tiny\ntrain: {{rows_per_step: 16}}\ncompute: {compute}")
+    job = train_job(SPEC, recipe)
+    assert [one["key"] for one in job["tolerations"]] == ["nvidia.com/gpu", "dedicated"]
+    assert job["pod_annotations"].keys() > {"a/b"}
+    assert job["resources"].keys() == {"vpc.amazonaws.com/efa", "ephemeral-storage"}

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 from dropforge.cli.app import app
 from dropforge.errors import RecipeError
 from dropforge.estimate import check_memory, estimate, largest_micro_batch, memory_of, shape_of
+from dropforge.placement.catalogue import read
+from dropforge.placement.pods import told
 from dropforge.recipes import load_recipe, presets
 from dropforge.shape import Shape, published, shape_of_config
 
@@ -100,6 +102,13 @@ def test_a_preset_plans_and_renders_without_a_hub(preset: str) -> None:
     rendered = CliRunner().invoke(app, ["render", preset, "--family", "fam"])
     assert rendered.exit_code == 0, rendered.output
     assert yaml.safe_load(rendered.output)["kind"] == "PyTorchJob"
+
+
+@pytest.mark.parametrize("preset", [name for name in presets() if load_recipe(name).compute.gpus])
+def test_the_pods_of_a_preset_fit_on_an_instance_with_such_gpus(preset: str) -> None:
+    compute = load_recipe(preset).compute
+    assert compute.gpu_memory_gb is not None
+    assert "have room for a pod" in told(compute, read({}))
 
 
 def test_the_adapters_of_a_mixture_are_on_its_attention() -> None:

@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ from dropforge_airflow.operators import MeteredJobOperator
 from dropforge_airflow.tasks import meter
 from dropforge_airflow.tasks.meter import Meter
 from dropforge_airflow.tasks.run import _settled
+from kubeflow_training.gangs.reattach import Identity
 from kubeflow_training.jobs.observation import Observation, Phase, Reason
 from kubeflow_training.jobs.observation.progress import Progress
 
@@ -27,10 +29,12 @@ LABELS = {"dropforge/run": RUN, "dropforge/family": "fam", "dropforge/purpose": 
 MANIFEST: dict[str, Any] = {"metadata": {"labels": LABELS, "annotations": {"dropforge/run-folder": "s3://b/r/"}}}
 
 
-def opened(yard: Yard, train: dict[str, Any] | None = None, **stop_above: float) -> None:
+def opened(
+    yard: Yard, train: dict[str, Any] | None = None, compute: dict[str, Any] | None = None, **stop_above: float
+) -> None:
     """A run that may use so much, on two GPUs."""
     limits = {"stop_above": stop_above} if stop_above else None
-    compute = {"gpus": 2, "processes_per_node": 2, "cpus": 8, "limits": limits}
+    compute = {"gpus": 2, "processes_per_node": 2, "cpus": 8, "limits": limits, **(compute or {})}
     recipe = load_recipe("tiny", {"compute": compute, "train": train or {}})
     spec = RunSpec(RUN, "fam", 1, "s3://b/r", "s3://b", "s3://b/m", "d" * 64, recipe.plain(), "code")
     yard.store.put(layout.run_key(RUN), spec.to_json())
@@ -68,6 +72,17 @@ def test_all_gangs_together_use_up_what_a_run_may(yard: Yard) -> None:
     operator = MeteredJobOperator(task_id="train", manifest=MANIFEST)
     with pytest.raises(AirflowFailException, match="has used what it may"):
         operator.execute(cast(Any, {}))
+
+
+def test_a_job_waits_for_its_first_pod_as_long_as_the_recipe_says(yard: Yard) -> None:
+    now = time.time()
+    for minutes, last in ((90, now + 5400), (None, None)):
+        opened(yard, compute={"queue_timeout_minutes": minutes})
+        limits = MeteredJobOperator(task_id="train", manifest=MANIFEST)._limits(
+            cast(Any, {"ti": SimpleNamespace(try_number=1), "task_state_store": {}}),
+            Identity("train", "default", "train", "f", "o", "g", "t", created=now),
+        )
+        assert limits.queue_until == last
 
 
 def test_a_limit_that_a_pod_took_away_ends_the_job(yard: Yard) -> None:

@@ -124,7 +124,7 @@ def test_the_champion_is_found_in_the_pages_of_mlflow(stack: Stack, page: Page, 
     page.goto(f"{uri}/#/experiments/{tracked.info.experiment_id}/runs")
     page.get_by_role("button", name="Close", exact=True).click()  # MLflow's assistant opens by itself
     for run in (approved, cancelled):
-        name = stack.tracked(run)[0].data.tags[tracking.TAG_RUN]
+        name = stack.tracked(run)[0].info.run_name
         expect(page.get_by_role("link", name=name)).to_be_visible()
     keep(page, "mlflow-runs")
     page.goto(f"{uri}/#/models/{FAMILY}/versions/{tracked.data.tags[tracking.TAG_VERSION]}")

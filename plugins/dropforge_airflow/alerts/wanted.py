@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from dropforge.errors import DropforgeError
+from dropforge.secret_looks import looks_secret
 from dropforge.validation_errors import cause
 from dropforge_airflow.alerts.texts import OCCASIONS, Alert, Occasion
 
 VARIABLE: Final = "dropforge_notify"
 ENVIRONMENT: Final = "DROPFORGE_NOTIFY"
-
-_SECRET: Final = re.compile(r"password|passwd|secret|token|credential|api_?key|access_?key|webhook_url", re.IGNORECASE)
-_LOGIN: Final = re.compile(r"://[^/\s]*@")
 
 
 class Wanted(BaseModel):
@@ -38,8 +35,7 @@ class Wanted(BaseModel):
     def _no_secret_and_some_text(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         texts = list(_texts(arguments))
         for key, text in texts:
-            secret = _SECRET.search(key) and not key.endswith("conn_id")
-            if secret or _LOGIN.search(text):
+            if looks_secret("" if key.endswith("conn_id") else key, text):
                 raise ValueError(f"`{key}` looks like a secret: put it into a connection, and name that")
         if not any("{body" in text or "{subject" in text for _, text in texts):
             raise ValueError("no argument holds `{body}` or `{subject}`, so nothing would be sent")

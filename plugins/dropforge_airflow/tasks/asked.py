@@ -76,7 +76,7 @@ def _take(rest: Rest, store: Store, settings: Settings, ask: Ask, by: str) -> Ta
     from kubeflow_training.jobs.manifest import pytorch_job
 
     from dropforge import checkpoints
-    from dropforge.job import asked_job
+    from dropforge.job import asked_job, queue_timeout
     from dropforge.recipes.load import build_recipe
 
     if not ask.mlflow_run:
@@ -115,7 +115,12 @@ def _take(rest: Rest, store: Store, settings: Settings, ask: Ask, by: str) -> Ta
         checkpoint=asdict(item),
         verb=order.verb,
         folder=folder,
-        job={"manifest": manifest, "backend": recipe.compute.backend, "mlflow_url": url},
+        job={
+            "manifest": manifest,
+            "backend": recipe.compute.backend,
+            "mlflow_url": url,
+            "queue_timeout": queue_timeout(recipe.compute),
+        },
     )
 
 

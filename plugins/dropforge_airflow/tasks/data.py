@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from airflow.sdk.exceptions import AirflowFailException
@@ -121,15 +120,11 @@ def refused_on_cluster(planned: Plan, refusal: str) -> None:
 
 
 def _job(planned: Plan, recipe: Recipe) -> tuple[CurationJob, str]:
-    """The job and its folder in the bucket; the same for every try, so that a later one goes on."""
-    from dropforge.curation_job import CurationJob
+    from dropforge.curation_job import job_of
 
     cluster = recipe.curation.spark.cluster
     assert cluster is not None
-    made = CurationJob(planned["family"], planned["drop_id"], planned["counter"], planned["recipe"], "/", "-")
-    prefix = layout.curation_prefix(planned["family"], planned["drop_id"], made.identity)
-    workdir = f"{cluster.work_path.rstrip('/')}/{planned['drop_id']}-{made.identity}"
-    return replace(made, workdir=workdir, result=f"{prefix}result.json"), prefix
+    return job_of(planned["family"], planned["drop_id"], planned["counter"], planned["recipe"], cluster)
 
 
 def _prove(store: Store, planned: Plan) -> None:

@@ -6,12 +6,13 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from dropforge import aside, costs, gangs, layout
 from dropforge.costs import Hours, Tariff
 from dropforge.gangs import Gang
-from dropforge.job import RUN_DIGEST, RUN_FOLDER
+from dropforge.job import RUN_DIGEST, RUN_FOLDER, queue_timeout
 from dropforge.recipes.load import build_recipe
 from dropforge.run import RunSpec
 from dropforge.settings import from_env
@@ -78,6 +79,11 @@ class Meter:
                 step = None if seen.progress is None else seen.progress.step  # its log may not have been read
                 found = replace(found, step=step, saved=self._saved())
         gangs.keep(self._store, self._run, found)
+
+    @property
+    def queue_timeout(self) -> timedelta | None:
+        """How long the job may wait for its first pod; None for ever."""
+        return queue_timeout(self._compute)
 
     def failed(self) -> list[Gang]:
         """The run's trainings that failed so far."""

@@ -51,6 +51,36 @@ def test_render_prints_a_job(preset: str) -> None:
     assert job["metadata"]["annotations"]["kubeflow-training/log"] == f"{run}/logs/"
 
 
+def test_render_prints_the_job_that_curates(tmp_path: Path) -> None:
+    cluster = (
+        "{image: r/c:1, image_pull_secrets: [login], tolerations: [{key: spot}], "
+        "volumes: [{claim: w, path: /work, read_only: false}]}"
+    )
+    (tmp_path / "r.yaml").write_text(f"extends: tiny\ncuration: {{engine: spark, spark: {{cluster: {cluster}}}}}\n")
+    done = dropforge("render", str(tmp_path / "r.yaml"), "--job", "curate", "--bucket", "b")
+    assert done.returncode == 0, done.stderr
+    job = yaml.safe_load(done.stdout)
+    assert job["kind"] == "SparkApplication"
+    assert job["spec"]["arguments"][0].startswith("s3://b/curation/example/")
+    for role in ("driver", "executor"):
+        pod = job["spec"][role]["template"]["spec"]
+        assert pod["imagePullSecrets"] == [{"name": "login"}]
+        assert pod["tolerations"] == [{"key": "spot", "operator": "Exists"}]
+    refused = dropforge("render", "tiny", "--job", "curate")
+    assert refused.returncode == 2
+    assert "`curation.spark.cluster`" in refused.stderr
+
+
+def test_plan_shows_what_pods_are_given(tmp_path: Path) -> None:
+    given = "queue: team-a, priority: low, service_account: trainer, tolerations: [{key: spot}], env: {A: b}"
+    (tmp_path / "r.yaml").write_text(f"extends: tiny\ncompute: {{backend: kubernetes, {given}}}\n")
+    done = dropforge("plan", str(tmp_path / "r.yaml"), COLUMNS="300")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["given"]]
+    for words in ("account trainer", "user 10001", "queue team-a", "priority low", "tolerates spot", "variables A"):
+        assert words in line
+
+
 def test_plan_shows_what_would_happen(tmp_path: Path) -> None:
     done = dropforge("plan", "sample")
     assert done.returncode == 0, done.stderr

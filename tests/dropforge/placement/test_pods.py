@@ -159,6 +159,23 @@ def test_another_instance_brings_its_own_sizes_and_what_is_said_above_it_stays()
         ("instance: r8g.large, node_selector: {kubernetes.io/arch: amd64}", r"node_selector`: no r8g.large has"),
         ("nodes: 2, instance: g5.xlarge, fabric: efa", r"`compute.fabric`: g5.xlarge has tcp, not efa"),
         ("node_selector: {'a b': c}", r"`compute.node_selector"),
+        ("env: {HF_TOKEN: x}", r"`compute.env.HF_TOKEN`: it looks like a secret.*Kubernetes secret"),
+        ("env: {PROXY: 'http://me:word@proxy:3128'}", r"`compute.env.PROXY`: it looks like a secret"),
+        ("env: {NCCL_DEBUG: INFO}", r"`compute.env.NCCL_DEBUG`: .*Write it under `compute.network_env`"),
+        ("env: {AWS_ENDPOINT_URL: 'http://x'}", r"`compute.env.AWS_ENDPOINT_URL`: the job sets"),
+        ("env: {PET_NNODES: '3'}", r"`compute.env.PET_NNODES`: the job sets"),
+        ("env: {RANK: '3'}", r"`compute.env.RANK`: the job sets"),
+        ("env: {'a b': c}", r"`compute.env"),
+        ("env: {a: 1}", r"`compute.env.a`"),
+        ("annotations: {kueue.x-k8s.io/podset-group-name: x}", r"`compute.annotations.kueue.*the job sets"),
+        ("annotations: {a: 'https://me:word@host'}", r"`compute.annotations.a`: it looks like a secret"),
+        ("tolerations: [{key: a, value: b}]", r"`compute.tolerations.*: write `operator: Equal`"),
+        ("tolerations: [{key: a, effect: Never}]", r"`compute.tolerations.*NoSchedule"),
+        ("image_pull_secrets: [Login]", r"`compute.image_pull_secrets"),
+        ("priority_class: high, queue: team-a", r"`compute.priority_class`: .*Use `compute.priority`"),
+        ("memory_gb: 4, shared_memory_gb: 4", r"`compute.shared_memory_gb`: 4 GB of the pod's 4 GB"),
+        ("ephemeral_storage_gb: .inf", r"`compute.ephemeral_storage_gb`"),
+        ("queue_timeout_minutes: 0", r"`compute.queue_timeout_minutes`"),
         ("node_selector: {zone: 'a/b'}", r"`compute.node_selector.zone"),
     ],
 )  # fmt: skip
@@ -168,7 +185,16 @@ def test_what_cannot_be_had_there_is_refused_with_the_mend(compute: str, message
 
 
 def test_this_machine_is_no_instance() -> None:
-    for key in ("instance: g5.xlarge", "node_selector: {a: b}"):
+    for key in (
+        "instance: g5.xlarge",
+        "node_selector: {a: b}",
+        "tolerations: [{key: a}]",
+        "annotations: {a: b}",
+        "image_pull_secrets: [a]",
+        "priority_class: a",
+        "ephemeral_storage_gb: 1",
+        "shared_memory_gb: 1",
+    ):
         with pytest.raises(RecipeError, match=rf"`compute.{key.partition(':')[0]}`: the local backend"):
             parse_recipe(f"base: {{scratch: {{}}}}\ncompute: {{{key}}}")
 

@@ -67,7 +67,7 @@ MENDS: Final = {
     Reason.PREEMPTED: "It is tried again and resumes from the newest complete checkpoint",
     Reason.EVICTED: "It is tried again; if it comes back, ask for as much memory and disk as the job uses",
     Reason.NODE_LOST: "It is tried again on what nodes there are; look at the node if it comes back",
-    Reason.IMAGE: "Correct the image's name or the rights to pull it",
+    Reason.IMAGE: "Correct the image's name, or name a registry's login in `image_pull_secrets`",
     Reason.QUOTA: "Ask for less, or have the namespace's quota raised",
     Reason.UNSCHEDULABLE: "Ask for what a node has free, or correct node selector and tolerations",
     Reason.TOO_FEW_NODES: "The next attempt starts with the nodes there are; if it comes back, ask for fewer",
