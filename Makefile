@@ -147,7 +147,7 @@ test-compose: $(READY)  ## Bring docker-compose.yaml up for real, with the tool 
 scan: $(READY)  ## Look up known vulnerabilities of all packages that are in the images
 	@test -x .venv-scan/bin/pip-audit || { $(BIN)/python -m venv .venv-scan && \
 	  $(BIN)/uv pip install --python .venv-scan/bin/python --quiet $(addprefix --find-links=,$(PIP_FIND_LINKS)) -r requirements/image-tools.txt; }
-	@found=0; for part in image-airflow image-curation image-mlflow image-objects trainer; do echo "== requirements/$$part.txt"; \
+	@found=0; for part in image-airflow image-curation image-mlflow image-objects image-trainer; do echo "== requirements/$$part.txt"; \
 	  .venv-scan/bin/pip-audit --strict --disable-pip --no-deps --progress-spinner off -r requirements/$$part.txt $(ARGS) || found=1; \
 	  done; exit $$found
 
@@ -170,7 +170,8 @@ lock:  ## Compile requirements/*.txt from pyproject.toml, without URLs or hashes
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
 	    --no-emit-find-links --extra $$part $$(test $$part != curation || echo "--extra text") $$(test $$part = dev || echo "--constraint requirements/dev.txt") \
 	    pyproject.toml -o requirements/$$part.txt || exit 1; done
-	@for part in "image-tools" "image-objects" "image-mlflow pyproject.toml" "image-curation pyproject.toml --extra curation --extra text --extra spark" \
+	@for part in "image-tools" "image-objects" "image-mlflow pyproject.toml" \
+	    "image-trainer pyproject.toml --extra trainer --extra quantised --extra tensorboard" "image-curation pyproject.toml --extra curation --extra text --extra spark" \
 	    "image-airflow pyproject.toml --extra airflow --extra curation --extra text --extra hub --extra lineage"; do \
 	  set -- $$part; name=$$1; shift; \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \

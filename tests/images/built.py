@@ -22,6 +22,8 @@ from tests.images.dockerfile import REPOSITORY
 BUILDER = os.environ.get("DROPFORGE_IMAGE_BUILDER", "")
 ENGINE = next((found for name in ("podman", "docker") if (found := shutil.which(name))), "")
 # As the strictest cluster starts a pod.
+LARGEST = {"airflow": 2200, "curation": 2500, "mlflow": 1600, "objects": 1000, "trainer": 1000}
+"""Megabytes that an image may have; the trainer's without PyTorch's layer, which is mounted here."""
 CONFINED = ("--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--network=none", "--tmpfs=/tmp")
 
 
@@ -64,9 +66,10 @@ class Image:
         return found
 
     def report(self, what: str, seconds: float) -> None:
-        """For people who look at the output."""
+        """Print size and times, and hold the size to its bound."""
         size = self.about["Size"] / 1e6
         print(f"\n{self.name}: {size:.0f} MB, built in {self.seconds:.0f} s, {what} after {seconds:.1f} s")
+        assert size < LARGEST[self.name.partition("dropforge-")[2].partition(":")[0]]
 
     def run(
         self,

@@ -24,6 +24,7 @@ class Dockerfile:
     """What `images/NAME/Dockerfile` says."""
 
     def __init__(self, name: str) -> None:
+        self.name = name
         self.text = (IMAGES / name / "Dockerfile").read_text()
         joined = re.sub(r"\\\n\s*", "", re.sub(r"^\s*#.*\n", "", self.text, flags=re.MULTILINE))
         lines = [line.partition(" ") for line in joined.splitlines() if line.strip()]

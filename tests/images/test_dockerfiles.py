@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
+import subprocess
 
 import pytest
 
@@ -25,11 +27,16 @@ def test_nothing_runs_as_root(image: Dockerfile) -> None:
     # By its number: a cluster that demands `runAsNonRoot` cannot look a name up.
     user = re.fullmatch(r"(\d+):(\d+)", image.last("USER"))
     assert user is not None
-    assert int(user[1]) > 0
+    assert user.groups() == (("50000", "0") if image.name == "airflow" else ("10001", "10001"))
 
 
 def test_the_first_process_is_tini(image: Dockerfile) -> None:
     assert image.entrypoint[:2] == ["tini", "--"]
+
+
+def test_what_listens_says_whether_it_is_healthy(image: Dockerfile) -> None:
+    checks = [item.rest for item in image.last_stage if item.word == "HEALTHCHECK"]
+    assert len(checks) == len([item for item in image.last_stage if item.word == "EXPOSE"])
 
 
 def test_labels_say_what_it_is_and_which_code_is_in_it(image: Dockerfile) -> None:
@@ -59,6 +66,7 @@ def test_no_secret_is_given_to_the_build_or_kept_in_the_image(image: Dockerfile)
 def test_every_package_is_pinned(image: Dockerfile) -> None:
     named = set(re.findall(r"requirements/([\w-]+\.txt)", image.text))
     assert named
+    assert "dev.txt" not in named or image.name == "stack"
     for name in named:
         lines = (REPOSITORY / "requirements" / name).read_text().splitlines()
         assert lines
@@ -75,6 +83,15 @@ def test_what_is_copied_is_there(image: Dockerfile) -> None:
 def test_what_is_not_the_image_s_business_stays_out_of_the_context() -> None:
     ignored = (REPOSITORY / ".dockerignore").read_text().splitlines()
     assert {".git", ".venv", ".dropforge", ".env"} <= set(ignored)
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    sent = [
+        path
+        for path in filter(None, listed.stdout.split("\0"))
+        if not any(path == one or path.startswith(f"{one}/") or fnmatch.fnmatch(path, one) for one in ignored)
+    ]
+    size = sum((REPOSITORY / path).stat().st_size for path in sent if (REPOSITORY / path).is_file())
+    assert "dropforge/job.py" in sent
+    assert size < 5_000_000, f"{size / 1e6:.2f} MB"
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -103,8 +120,19 @@ def test_what_builds_is_the_same_for_all() -> None:
     assert len(parts) == 1
 
 
+def test_the_trainer_has_what_a_recipe_may_ask_for() -> None:
+    pins = (REPOSITORY / "requirements/image-trainer.txt").read_text()
+    for package in ("torch", "transformers", "peft", "datasets", "bitsandbytes", "tensorboard"):
+        assert re.search(rf"^{package}==", pins, re.MULTILINE), package
+    arguments = Dockerfile("trainer").arguments
+    assert arguments["VARIANT"] == "gpu"
+    assert arguments["FLASH_ATTN"] == "none"
+
+
 def test_cuda_and_nccl_are_those_that_the_packages_bring() -> None:
-    pins = dict(re.findall(r"^([\w-]+)==([\w.]+)", (REPOSITORY / "requirements/trainer.txt").read_text(), re.MULTILINE))
+    pins = dict(
+        re.findall(r"^([\w-]+)==([\w.]+)", (REPOSITORY / "requirements/image-trainer.txt").read_text(), re.MULTILINE)
+    )
     trainer = Dockerfile("trainer")
     every = [dict(re.findall(r"(\w+)=(\S+)", rest)) for rest in trainer.all("ARG")]
     assert {found["NCCL"] for found in every if "NCCL" in found} == {pins["nvidia-nccl-cu13"]}
