@@ -14,6 +14,7 @@ from dropforge.errors import DropforgeError
 from dropforge.readable import Readable, check_reads, readable
 from dropforge.recipe import Recipe
 from dropforge.settings import Settings
+from dropforge.stack.kubeconfig import kubeconfig_env
 from dropforge.stack.listeners import other_user
 from dropforge.stack.state import StackState, check_folder, running_state, state_path
 from dropforge.store import S3Store, Store
@@ -84,7 +85,9 @@ def connect(state: Path | None) -> Connection:
     stack = running_stack(folder, "Start it with `dropforge up`")
     for name in _BEFORE_OURS:
         os.environ.pop(name, None)
-    os.environ.update(stack.env())
+    own = stack.env()
+    own |= kubeconfig_env(folder / "kubeconfig-client", os.environ, own)
+    os.environ.update(own)
     found = stack.settings
     return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *stack.login), folder, stack.readable)
 

@@ -17,6 +17,7 @@ from dropforge.proxies import spared
 from dropforge.source_root import source_root
 from dropforge.stack import health, mlflow_accounts
 from dropforge.stack.databases import Databases, data_folder
+from dropforge.stack.kubeconfig import kubeconfig_env
 from dropforge.stack.secrets import Secrets, read_own, write_private
 from dropforge.stack.state import AIRFLOW_USER, REGION, client_env
 
@@ -134,6 +135,7 @@ def services(folder: Path, ports: dict[str, int], secrets: Secrets, pod_host: st
     """
     for_pods = ("--pod-host", pod_host) if pod_host else ()
     env = base_env(folder, ports, secrets)
+    env |= kubeconfig_env(folder / "kubeconfig", os.environ, env)
     databases = Databases.of(folder)
     libpq = {name: value for name, value in os.environ.items() if name.startswith("PG") and not databases.embedded}
     login = mlflow_accounts.login(mlflow_accounts.AIRFLOW, secrets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from dropforge import __version__
@@ -165,3 +167,16 @@ def test_open_says_which_address_is_missing(demo: Path, monkeypatch: pytest.Monk
 def test_the_version_is_shown() -> None:
     done = CliRunner().invoke(app, ["--version"])
     assert (done.exit_code, done.output) == (0, f"dropforge {__version__}\n")
+
+
+def test_a_plugin_of_the_kubeconfig_keeps_the_callers_credentials(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    users = '{"users": [{"name": "u", "user": {"exec": {"command": "aws", "args": ["eks", "get-token"]}}}]}'
+    (demo / "mine").write_text(users)
+    monkeypatch.setenv("KUBECONFIG", str(demo / "mine"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    monkeypatch.setattr("dropforge.client.connection.running_stack", lambda folder, mend: read_state(folder))
+    for _ in range(2):  # commands connect as often as they like
+        connect(demo)
+        assert os.environ["AWS_ACCESS_KEY_ID"] != "mine"
+        assert os.environ["KUBECONFIG"] == f"{demo / 'kubeconfig-client'}:{demo / 'mine'}"
+        assert '"mine"' in json.dumps(yaml.safe_load((demo / "kubeconfig-client").read_text()))
