@@ -34,6 +34,16 @@ keep FERNET_KEY "$(head -c 32 /dev/urandom | base64 | tr -d '\n' | tr '+/' '-_')
 keep JWT_SECRET "$(random 64)"
 keep API_SECRET_KEY "$(random 32)"
 keep AIRFLOW_ADMIN_PASSWORD "$(random 9)"
+keep MLFLOW_ADMIN_PASSWORD "$(random 9)"
+keep MLFLOW_AIRFLOW_PASSWORD "$(random 24)"
+keep MLFLOW_TRAINER_PASSWORD "$(random 24)"
+keep MLFLOW_SECRET_KEY "$(random 32)"
+# Of this machine's memory: half for tasks, which curate, and three quarters for trainings.
+if [ -r /proc/meminfo ]; then
+  megabytes=$(awk '/^MemTotal/ {print int($2 / 1024)}' /proc/meminfo)
+  keep SCHEDULER_MEMORY "$((megabytes / 2))m"
+  keep TRAINER_MEMORY "$((megabytes * 3 / 4))m"
+fi
 # `gpu` where the trainer has the machine's GPUs.
 keep COMPOSE_PROFILES cpu
 chmod 600 "$new"

@@ -9,10 +9,10 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dropforge.errors import DropforgeError
 from dropforge.whole_file import write_whole
@@ -42,6 +42,12 @@ class Secrets:
         return "Secrets(...)"
 
 
+_OF_MLFLOW: Final = {
+    "mlflow_password": "MLFLOW_ADMIN_PASSWORD",
+    "mlflow_airflow_password": "MLFLOW_AIRFLOW_PASSWORD",
+    "mlflow_trainer_password": "MLFLOW_TRAINER_PASSWORD",
+    "mlflow_secret_key": "MLFLOW_SECRET_KEY",
+}
 _MOST = 16 << 20  # bytes of a file that is read whole, far more than the largest has
 _NAMES = frozenset(value.name for value in fields(Secrets))
 
@@ -70,6 +76,20 @@ def read_secrets(state: Path) -> Secrets:
                 "Make room on its disk, and see that you may write there",
             ) from None
     return Secrets(**known)
+
+
+def of_mlflow(env: MutableMapping[str, str]) -> Secrets:
+    """Take the secrets of MLflow's accounts out of the environment, for a server of its own; the others are not used.
+
+    :raises DropforgeError: naming a variable that is missing.
+    """
+    if missing := [name for name in _OF_MLFLOW.values() if not env.get(name)]:
+        raise DropforgeError(
+            f"environment variable {missing[0]}",
+            "it is not set, and MLflow's accounts have no passwords without it",
+            "Set it; `sh images/compose-env.sh` makes all of them for docker-compose.yaml",
+        )
+    return Secrets(**{key: env.pop(name) for key, name in _OF_MLFLOW.items()})
 
 
 def _known(path: Path) -> dict[str, str]:

@@ -14,18 +14,20 @@ from typing import Any
 
 from dropforge.stack import mlflow_accounts
 from dropforge.stack.mlflow_guard import Guard
-from dropforge.stack.secrets import read_secrets
+from dropforge.stack.secrets import Secrets, of_mlflow, read_secrets
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="dropforge.stack.tracking_server", description=__doc__)
-    parser.add_argument("--state", type=Path, required=True, help="folder of the stack")
-    parser.add_argument("--port", type=int, required=True, help="port of 127.0.0.1")
+    parser.add_argument("--state", type=Path, help="folder of the stack; without it the environment has the passwords")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    parser.add_argument("--port", type=int, required=True, help="port to listen on")
     parser.add_argument("--artifacts", required=True, help="where artifacts go: s3://bucket/prefix")
     parser.add_argument("--pod-host", help="one more address of this machine to listen on, for a cluster's pods")
     options = parser.parse_args(arguments)
 
-    hosts = ["127.0.0.1"]
+    secrets = of_mlflow(os.environ) if options.state is None else read_secrets(options.state)
+    hosts = [options.host]
     if options.pod_host:
         hosts.append(options.pod_host)
         names = ["localhost", *hosts]
@@ -46,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
         }
     )
     initialize_backend_stores(store, store, root)
-    application = _with_logins(options.state, store)
+    application = _with_logins(secrets, store)
     # Collections look at what came since, and not at all of MLflow's modules for a third of a second each.
     gc.collect()
     gc.freeze()
@@ -54,9 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
     uvicorn.Server(uvicorn.Config(application, access_log=False)).run(sockets)
 
 
-def _with_logins(folder: Path, database: str) -> Any:
+def _with_logins(secrets: Secrets, database: str) -> Any:
     """MLflow's application, as `--app-name basic-auth` has it, with the stack's accounts."""
-    secrets = read_secrets(folder)
     settings = os.memfd_create("mlflow-auth")  # the address of the database may hold a password, which is in no file
     os.write(settings, mlflow_accounts.configuration(database).encode())
     os.environ.update(

@@ -1,6 +1,7 @@
 #!/bin/sh
 # MLflow's server as soon as its database is there; its tables are brought up to this MLflow first.
-# The password is in PGPASSWORD, so that it is in no address.
+# Everybody who asks it logs in (dropforge/stack/mlflow_accounts.py). The database's password is in PGPASSWORD, so that it is
+# in no address.
 set -eu
 look='import os, sqlalchemy; sqlalchemy.create_engine(os.environ["MLFLOW_BACKEND_STORE_URI"]).connect().close()'
 until python -c "$look" 2>/tmp/why; do
@@ -8,4 +9,4 @@ until python -c "$look" 2>/tmp/why; do
   sleep 2
 done
 mlflow db upgrade "$MLFLOW_BACKEND_STORE_URI"
-exec mlflow server --host 0.0.0.0 --port 5000 "$@"
+exec python -m dropforge.stack.tracking_server --host 0.0.0.0 --port 5000 --artifacts "$MLFLOW_ARTIFACTS_DESTINATION"

@@ -56,7 +56,8 @@ class Server:
 
     def compose(self, *words: str, timeout: float = 1500) -> str:
         """What the tool says."""
-        files = [word for name in ("docker-compose.yaml", "tests/compose/mounted.yaml") for word in ("-f", name)]
+        names = ("docker-compose.yaml", "images/objects/published.yaml", "tests/compose/mounted.yaml")
+        files = [word for name in names for word in ("-f", name)]
         done = subprocess.run(
             [*TOOL.split(), "-p", PROJECT, "--env-file", str(self.env_file), *files, *words],
             cwd=REPOSITORY,
@@ -84,6 +85,8 @@ class Server:
             "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.ports['MLFLOW_PORT']}",
             "AIRFLOW_USERNAME": "admin",
             "AIRFLOW_PASSWORD": self.secrets["AIRFLOW_ADMIN_PASSWORD"],
+            "MLFLOW_TRACKING_USERNAME": "admin",
+            "MLFLOW_TRACKING_PASSWORD": self.secrets["MLFLOW_ADMIN_PASSWORD"],
             "AWS_ENDPOINT_URL": objects,
             "AWS_ACCESS_KEY_ID": self.secrets["S3_ACCESS_KEY"],
             "AWS_SECRET_ACCESS_KEY": self.secrets["S3_SECRET_KEY"],

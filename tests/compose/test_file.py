@@ -29,9 +29,27 @@ def service(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_only_this_machine_can_ask(service: dict[str, Any]) -> None:
-    assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", []))
+    assert all(str(port).startswith("${BIND_ADDRESS:-127.0.0.1}:") for port in service.get("ports", []))
+    assert bool(service.get("ports")) == (service["name"] in ("airflow-api", "mlflow"))
     assert "network_mode" not in service
     assert not service.get("privileged")
+
+
+def test_no_service_takes_the_machines_memory_or_disk(service: dict[str, Any]) -> None:
+    assert service["mem_limit"]
+    assert service["logging"]["options"].keys() == {"max-size", "max-file"}
+
+
+def test_s3_is_published_by_a_file_of_its_own() -> None:
+    more = yaml.safe_load((REPOSITORY / "images/objects/published.yaml").read_text())["services"]
+    assert more == {"objects": {"ports": ["${BIND_ADDRESS:-127.0.0.1}:${S3_PORT:-9000}:9000"]}}
+
+
+def test_another_s3_is_named_by_env() -> None:
+    env = {**SERVICES["trainer"]["environment"], **SERVICES["airflow-scheduler"]["environment"]}
+    assert env["AWS_ENDPOINT_URL"] == "${S3_ENDPOINT_URL-http://objects:9000}"
+    assert env["DROPFORGE_QUEUE_URL"].startswith("${SQS_QUEUE_URL-http://objects:9000/")
+    assert env["DROPFORGE_BUCKET"] == "${S3_BUCKET:-dropforge}"
 
 
 def test_what_stays_is_started_again_and_looked_at(service: dict[str, Any]) -> None:
@@ -86,7 +104,9 @@ def test_the_password_of_the_administrator_is_known_to_one_service_alone() -> No
     assert [name for name, item in SERVICES.items() if "AIRFLOW_ADMIN_PASSWORD" in str(item)] == ["airflow-api"]
     assert {name for name, item in SERVICES.items() if "POSTGRES_PASSWORD" in str(item)} == {"postgres", "databases"}
     training = SERVICES["trainer"]["environment"]
-    assert not [name for name in training if re.search("FERNET|JWT|PASSW", name)]
+    assert [name for name in training if re.search("FERNET|JWT|PASSW", name)] == ["MLFLOW_TRACKING_PASSWORD"]
+    assert "MLFLOW_TRAINER_PASSWORD" in training["MLFLOW_TRACKING_PASSWORD"]
+    assert [name for name, item in SERVICES.items() if "MLFLOW_ADMIN_PASSWORD" in str(item)] == ["mlflow"]
 
 
 def test_the_script_makes_all_secrets_once_and_for_its_owner_alone(tmp_path: Path) -> None:
@@ -95,6 +115,7 @@ def test_the_script_makes_all_secrets_once_and_for_its_owner_alone(tmp_path: Pat
     assert path.stat().st_mode & 0o777 == 0o600
     assert set(re.findall(r"\$\{(\w+):\?", TEXT)) <= set(first)
     assert len(set(first.values())) == len(first)
+    assert re.fullmatch("[1-9][0-9]*m", first["TRAINER_MEMORY"])
     assert len(base64.urlsafe_b64decode(first["FERNET_KEY"])) == 32
     before = path.read_bytes()
     assert make_env(path) == first

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,7 +59,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, times: Times) -> Iterator[S
         server.compose("up", "--detach")
         server.wait_until_ready()
         times.note("every service healthy")
-        yield server
+        with pytest.MonkeyPatch.context() as patched:
+            for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+                patched.setenv(name, server.client_env[name])
+            yield server
     finally:
         server.compose("down", "--volumes")
         times.note("taken down")
@@ -90,6 +97,28 @@ def test_only_what_is_published_is_open_and_only_to_this_machine(server: Server)
         assert "NoNewPrivs:\t1" in ids
         if service != "postgres":
             assert "Uid:\t0\t" not in ids, service
+
+
+def test_mlflow_asks_for_a_login_and_trainings_may_not_promote(server: Server) -> None:
+    api = f"{server.client_env['MLFLOW_TRACKING_URI']}/api/2.0/mlflow"
+
+    def answer(path: str, login: str | None, body: bytes | None = None) -> int:
+        headers = {"Content-Type": "application/json"}
+        if login:
+            headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+        try:
+            with urllib.request.urlopen(urllib.request.Request(f"{api}/{path}", body, headers), timeout=30) as found:
+                return int(found.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    search, alias = "experiments/search?max_results=1", b'{"name": "toy", "alias": "champion", "version": "1"}'
+    trainer = f"trainer:{server.secrets['MLFLOW_TRAINER_PASSWORD']}"
+    assert answer(search, None) == 401
+    assert answer(search, "admin:wrong") == 401
+    assert answer(search, f"admin:{server.secrets['MLFLOW_ADMIN_PASSWORD']}") == 200
+    assert answer(search, trainer) == 200
+    assert answer("registered-models/alias", trainer, alias) == 403
 
 
 def test_a_drop_becomes_a_registered_model_though_every_container_is_killed(
@@ -178,7 +207,7 @@ def test_a_restart_of_all_loses_nothing(server: Server, times: Times, tmp_path: 
 
 
 def test_no_secret_is_in_logs_or_arguments(server: Server) -> None:
-    secret = {name: value for name, value in server.secrets.items() if name != "COMPOSE_PROFILES"}
+    secret = {name: value for name, value in server.secrets.items() if re.search("PASSWORD|KEY|SECRET", name)}
     texts = {service: server.logs(service) for service in [*WANTED, "databases", "airflow-migrate"]}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 from kubeflow_training.jobs import spec as spec_module
 from kubeflow_training.jobs.errors import ManifestError
-from kubeflow_training.jobs.local.capacity import Resources, gang_resources
+from kubeflow_training.jobs.local.capacity import Resources, gang_resources, machine
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.manifest.canonical import fingerprint
 from kubeflow_training.jobs.manifest.checks.pod import quantity
@@ -229,3 +230,12 @@ def test_what_is_missing_is_said_in_words():
     assert want.missing(Resources(2, 6.5e9, 0)) == "2 cpus, 1.5 GB of memory and 1 gpu"
     assert want.missing(Resources(3, 8e9, 1)) == "1 cpu"
     assert want.missing(want) == ""
+
+
+@pytest.mark.parametrize(("text", "limited"), [("1048576000\n", True), ("max\n", False), (None, False)])
+def test_a_container_offers_no_more_memory_than_it_may_take(tmp_path: Path, text: str | None, limited: bool) -> None:
+    limit = tmp_path / "memory.max"
+    if text is not None:
+        limit.write_text(text)
+    assert (machine({}, (limit,)).memory == 1048576000) is limited
+    assert machine({"KUBEFLOW_TRAINING_MEMORY_GB": "3"}, (limit,)).memory == 3e9

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dropforge.errors import DropforgeError
-from dropforge.stack.secrets import Secrets, read_secrets, secrets_path
+from dropforge.stack.secrets import Secrets, of_mlflow, read_secrets, secrets_path
 
 
 def test_secrets_of_an_older_version_stay_and_get_what_they_lack(tmp_path: Path) -> None:
@@ -34,3 +34,16 @@ def test_a_torn_file_is_told_with_the_mend_and_stays(tmp_path: Path, text: str) 
         read_secrets(tmp_path)
     assert "DFsecret" not in str(error.value)
     assert secrets_path(tmp_path).read_text() == text
+
+
+def test_a_server_of_its_own_takes_the_passwords_out_of_the_environment() -> None:
+    names = ("MLFLOW_ADMIN_PASSWORD", "MLFLOW_AIRFLOW_PASSWORD", "MLFLOW_TRAINER_PASSWORD", "MLFLOW_SECRET_KEY")
+    env = {name: name.lower() for name in names} | {"PATH": "/bin"}
+    found = of_mlflow(env)
+    assert (found.mlflow_password, found.mlflow_trainer_password) == (
+        "mlflow_admin_password",
+        "mlflow_trainer_password",
+    )
+    assert env == {"PATH": "/bin"}
+    with pytest.raises(DropforgeError, match="MLFLOW_ADMIN_PASSWORD: it is not set"):
+        of_mlflow(dict.fromkeys(names, ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from kubeflow_training.jobs.manifest.words import CONTAINER
 
 CPUS_VARIABLE: Final = "KUBEFLOW_TRAINING_CPUS"
 MEMORY_VARIABLE: Final = "KUBEFLOW_TRAINING_MEMORY_GB"
+_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 NEVER_FITS_MEND: Final = "Ask for less, or raise KUBEFLOW_TRAINING_CPUS, _MEMORY_GB or _GPUS if the machine has more"
 
 
@@ -91,8 +93,10 @@ def never_fits(wants: Resources, total: Resources) -> str:
     return short and f"the job asks for {wants}, and this machine offers {total}: {short} too few, for ever"
 
 
-def machine(env: Mapping[str, str] = os.environ) -> Resources:
-    """What this machine has, or what the environment says that jobs may use.
+def machine(env: Mapping[str, str] = os.environ, limits: tuple[Path, ...] = _LIMITS) -> Resources:
+    """What this machine or container has, or what the environment says that jobs may use.
+
+    :param limits: files of the container's memory limit.
 
     :raises ValueError: if a variable is no number.
     """
@@ -101,6 +105,9 @@ def machine(env: Mapping[str, str] = os.environ) -> Resources:
         for line in Path("/proc/meminfo").read_text().splitlines()
         if line.startswith("MemTotal:")
     )
+    for path in limits:
+        with contextlib.suppress(OSError, ValueError):  # not there, or `max`
+            memory = min(memory, float(int(path.read_text())))
     return Resources(
         float(env.get(CPUS_VARIABLE) or os.cpu_count() or 1),
         float(env[MEMORY_VARIABLE]) * 1e9 if env.get(MEMORY_VARIABLE) else memory,
