@@ -5,7 +5,8 @@ Nothing is changed: what cannot be read is tried by the API server's dry run. Wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from dropforge.recipe import Recipe
 from dropforge.recipe_spark import SparkCluster
 from dropforge.stack.doctor import Finding, Level
 
+_APART: Final = 30  # seconds between two clocks
 _REASONS: Final = 3  # of different kinds, why nodes do not fit
 _PODS_PAGE: Final = "docs/reference/kubeflow-training/rights.md#pods"
 _WHOLE: Final = ("get", "list", "watch", "create", "delete")
@@ -212,13 +214,43 @@ def _claims(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
         mounted = [volume for volume in compute.volumes if volume.claim == claim]
         writes = any(not volume.read_only for volume in mounted)
         kind = next((volume.storage for volume in mounted if volume.storage), None)
-        yield claim_finding(claim, found, nodes=compute.nodes, writes=writes, kind=kind)
+        yield claim_finding(claim, found, nodes=compute.nodes, writes=writes, kind=kind, classes=_classes(cluster))
+
+
+def _classes(cluster: Cluster) -> list[str] | None:
+    """Names of the storage classes; None where this account may not look."""
+    try:
+        found = cluster.get("/apis/storage.k8s.io/v1/storageclasses") or {}
+    except DeniedError:
+        return None
+    return [str(one["metadata"]["name"]) for one in found.get("items") or []]
+
+
+def _lost_class(claim: Mapping[str, Any], classes: Collection[str]) -> str:
+    """Why no class ever makes its volume; empty if one may, or if it names a volume."""
+    spec = claim["spec"]
+    its_class = spec.get("storageClassName")
+    if spec.get("volumeName") or its_class in (*classes, ""):
+        return ""
+    if its_class is None:
+        return "it names no StorageClass, and the cluster has no default one"
+    return f"its StorageClass {its_class} is not there"
 
 
 def claim_finding(
-    claim: str, found: Mapping[str, Any] | None, *, nodes: int, writes: bool, kind: Kind | None = None
+    claim: str,
+    found: Mapping[str, Any] | None,
+    *,
+    nodes: int,
+    writes: bool,
+    kind: Kind | None = None,
+    classes: Collection[str] | None = None,
 ) -> Finding:
-    """Whether pods on so many nodes could mount it. Pure. :param kind: what the recipe says that it stands on."""
+    """Whether pods on so many nodes could mount it. Pure.
+
+    :param kind: what the recipe says that it stands on. :param classes: names of the cluster's storage classes; None
+        where nobody may look.
+    """
     check = f"claim {claim}"
     if found is None:
         mend = "Create it (`dropforge manifests claims --recipe ...`)" if kind else "Create it"
@@ -236,6 +268,8 @@ def claim_finding(
         mend = "Claim what the recipe says, or change `storage` of that volume"
         return Finding(check, Level.WARN, f"the recipe says that it is `{kind}`, and {other}", mend)
     phase = (found.get("status") or {}).get("phase")
+    if phase != "Bound" and classes is not None and (lost := _lost_class(found, classes)):
+        return Finding(check, Level.FAIL, lost, "Create that StorageClass, or claim one of another")
     if phase != "Bound":
         text = f"it is {phase}: it may wait for its first pod"
         return Finding(check, Level.WARN, text, f"kubectl describe pvc {claim} says what it waits for")
@@ -275,6 +309,18 @@ def _queue(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
             yield Finding("queue", Level.OK, f"{compute.queue}, in which {waiting} wait")
     if compute.priority and cluster.get(f"{base}/workloadpriorityclasses/{compute.priority}") is None:
         yield Finding("priority", Level.FAIL, f"there is no WorkloadPriorityClass {compute.priority}", mend)
+
+
+def _clock(cluster: Cluster, asked: Asked) -> Iterator[Finding]:  # noqa: ARG001
+    theirs = cluster.now()
+    if theirs is None:
+        return
+    apart = theirs - time.time()
+    if abs(apart) > _APART:
+        text = f"this machine's is {abs(apart):.0f} s {'behind' if apart > 0 else 'ahead of'} the API server's"
+        yield Finding("clock", Level.WARN, text, "Let both keep time by NTP: S3 refuses what is 15 minutes off")
+    else:
+        yield Finding("clock", Level.OK, "this machine's and the API server's agree")
 
 
 def _nodes(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
@@ -374,4 +420,5 @@ def _should_have(node: Mapping[str, Any], resource: str) -> bool:
 _CHECKS: Final[tuple[tuple[str, Callable[[Cluster, Asked], Iterator[Finding]]], ...]] = (
     ("namespace", _namespace), ("kinds", _kinds), ("rights", _rights), ("job", _job), ("pod", _pod),
     ("secret", _secret), ("claims", _claims), ("queue", _queue), ("nodes", _nodes),
+    ("clock", _clock),
 )  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from dropforge.cli.gangs import api_client
@@ -16,6 +18,10 @@ _NO_RIGHT: Final = re.compile(r'User "[^"]*" cannot \S+ (resource|path)')
 
 class UnknownKindError(DropforgeError):
     """The cluster knows no such kind."""
+
+
+class MissingError(DropforgeError):
+    """What is to be changed is not there."""
 
 
 class DeniedError(DropforgeError):
@@ -68,16 +74,48 @@ class Cluster:
         found = self._ask("POST", f"/apis/authorization.k8s.io/v1/{kind.lower()}s", {}, body)
         return bool(found and found["status"].get("allowed"))
 
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Make an object. :raises UnknownKindError, DeniedError: as `get`."""
+        return self._ask("POST", path, {}, body) or {}
+
+    def remove(self, path: str) -> None:
+        """Delete an object at once; one that is not there is no error."""
+        with suppress(MissingError):
+            self._ask("DELETE", path, {"gracePeriodSeconds": "0"})
+
+    def text(self, path: str) -> str:
+        """What is no object, such as a log; empty where there is none."""
+        found = self._send("GET", path, {})
+        return "" if found is None else found.data.decode(errors="replace")
+
+    def now(self) -> float | None:
+        """The API server's clock as Unix time, to a second; None if the answer has none."""
+        found = self._send("GET", "/version", {})
+        told = parsedate_to_datetime(found.headers["Date"]) if found is not None and "Date" in found.headers else None
+        return None if told is None else told.timestamp()
+
     def _ask(
         self, method: str, path: str, query: Mapping[str, str], body: Mapping[str, Any] | None = None
     ) -> dict[str, Any] | None:
+        answer = self._send(method, path, query, body)
+        if answer is None:
+            return None
+        try:
+            found: dict[str, Any] = json.loads(answer.data)
+        except ValueError as error:  # of a proxy in between
+            mend = "Look for a proxy before the API server"
+            raise DropforgeError(f"cluster, {path}", "the answer is no JSON", mend) from error
+        return found
+
+    def _send(self, method: str, path: str, query: Mapping[str, str], body: Mapping[str, Any] | None = None) -> Any:
+        """The answer with its headers; None where a GET finds nothing."""
         from kubeflow_training.jobs.errors import BackendUnavailableError, JobError
         from kubeflow_training.jobs.kubernetes.answers import TIMEOUT, NotFoundError, sorted_errors
 
         thing = f"cluster, {path}"
         try:
             with sorted_errors(path):
-                answer = self._api.call_api(
+                return self._api.call_api(
                     path,
                     method,
                     query_params=list(query.items()),
@@ -93,15 +131,10 @@ class Cluster:
                 raise UnknownKindError(thing, "it does not know that kind", "Install what brings it") from error
             if method == "GET":
                 return None
-            raise DropforgeError(thing, str(error), "Create what is missing") from error
+            raise MissingError(thing, str(error), "Create what is missing") from error
         except BackendUnavailableError as error:
             raise DropforgeError(thing, error.cause, "Give the command again") from error
         except JobError as error:
             if _NO_RIGHT.search(error.cause):
                 raise DeniedError(thing, error.cause, "Give the account the rights this needs") from error
             raise DropforgeError(thing, error.cause, "Fix what it names") from error
-        try:
-            found: dict[str, Any] = json.loads(answer.data)
-        except ValueError as error:  # of a proxy in between
-            raise DropforgeError(thing, "the answer is no JSON", "Look for a proxy before the API server") from error
-        return found

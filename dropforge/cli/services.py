@@ -14,6 +14,7 @@ from rich.table import Table
 from dropforge.cli.cluster_checks import Asked, ahead_of, examine_cluster, job_of
 from dropforge.cli.connect import StateOption, login_text
 from dropforge.cli.kube import Cluster
+from dropforge.cli.pod_check import look_from_a_pod
 from dropforge.cli.probe import follow
 from dropforge.client.connection import connect
 from dropforge.readable import DEFAULT
@@ -153,16 +154,25 @@ def doctor(
             show_default="yours",
         ),
     ] = "",
+    pod: Annotated[
+        str,
+        typer.Option(
+            "--pod",
+            help="With --cluster, start one small pod of the recipe's image that looks at itself and at this bucket.",
+            metavar="BUCKET",
+            show_default="no pod",
+        ),
+    ] = "",
 ) -> None:
     """Check this machine: versions, disk, memory, ports, clock; with --watcher, the way of a drop to Airflow; or with
-    --cluster, what a recipe's jobs need of a cluster. Nothing is changed there.
+    --cluster, what a recipe's jobs need of a cluster. Nothing is changed there; the pod of --pod is removed again.
 
     Exit code 1 if something would not work.
     """
     if watcher and cluster:
         raise typer.BadParameter("one at a time: --watcher or --cluster")
-    if (recipe or account) and not cluster:
-        raise typer.BadParameter("--recipe and --account are of --cluster")
+    if (recipe or account or pod) and not cluster:
+        raise typer.BadParameter("--recipe, --account and --pod are of --cluster")
     if account and account.count(":") != 1:
         raise typer.BadParameter("write it as NAMESPACE:NAME", param_hint="--account")
     if cluster:
@@ -170,6 +180,8 @@ def doctor(
         with Console(stderr=True).status("Asking the cluster"):
             asked = Asked(chosen, job_of(chosen), account, ahead_of(chosen))
             findings = list(examine_cluster(Cluster(), asked))
+            if pod:
+                findings += look_from_a_pod(Cluster(), asked, pod)
     elif watcher:
         with Console(stderr=True).status("Following a test object to the watcher"):
             findings = list(follow(connect(state)))

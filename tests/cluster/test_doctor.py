@@ -48,7 +48,7 @@ def test_what_is_missing_is_named_and_nothing_is_left_behind(namespace: Namespac
     assert {check: level for check, (level, _) in found.items()} == {
         "cluster": "ok", "namespace": "ok", "pytorchjobs": "ok", "localqueues": "ok", "rights": "ok", "job": "ok",
         "pod": "ok", "secret": found["secret"][0], "claim machine": "ok", "claim lost": "fail", "queue": "fail",
-        "priority": "fail", "nodes": found["nodes"][0],
+        "priority": "fail", "nodes": found["nodes"][0], "clock": "ok",
     }  # fmt: skip
     assert "enforces baseline" in found["namespace"][1]
     assert "there is no nobody-s" in found["queue"][1]
@@ -98,3 +98,14 @@ def test_an_account_that_is_not_there_is_told(namespace: Namespace, tmp_path: Pa
     code, found = doctor(tmp_path, os.environ["KUBECONFIG"], namespace=namespace.name, service_account="nobody-s")
     assert (code, found["pod"][0]) == (1, "fail")
     assert 'serviceaccount "nobody-s" not found' in found["pod"][1]
+
+
+def test_a_pod_looks_at_its_image_and_at_s3_and_is_removed(namespace: Namespace, tmp_path: Path) -> None:
+    administrator = os.environ["KUBECONFIG"]
+    _, found = doctor(tmp_path, administrator, "--pod", "b", namespace=namespace.name, image="test.local/none-such:1")
+    assert found["pod's start"][0] == "fail"
+    assert "compute.image_pull_secrets" in found["pod's start"][1]
+    _, found = doctor(tmp_path, administrator, "--pod", "b", namespace=namespace.name)  # an image without a trainer
+    assert found["pod's image"][0] == "fail"
+    left = namespace.core.list_namespaced_pod(namespace.name, label_selector="dropforge/purpose=doctor").items
+    assert left == []

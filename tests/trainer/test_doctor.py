@@ -8,11 +8,13 @@ import resource
 import shutil
 import subprocess
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
 from trainer.__main__ import main
+from trainer.commands import doctor
 from trainer.commands.doctor import Findings, Libraries, problems, rows
 from trainer.node.fabric import Device, Interface, Room, devices, interfaces, library, transport, verbs, version
 from trainer.node.nvml import LIBRARY, Health, Nvml
@@ -21,7 +23,13 @@ GPU = Health("NVIDIA A100", 80 << 30, 0, False, False, 12, (None, True))
 EFA = Device("rdmap0s6", "efa", True, "Unspecified", "100 Gb/sec (4X EDR)")
 SOUND = Findings(
     Libraries(
-        torch="2.11.0", cuda="12.8", driver="570.1", driver_cuda=12080, libfabric="1.26.0", ofi_nccl="libnccl-net.so"
+        torch="2.11.0",
+        cuda="12.8",
+        nccl="2.27.5",
+        driver="570.1",
+        driver_cuda=12080,
+        libfabric="1.26.0",
+        ofi_nccl="libnccl-net.so",
     ),
     [GPU, replace(GPU, peers=(True, None))],
     [Interface("eth0", True, 100_000)],
@@ -87,6 +95,9 @@ def test_this_machine_is_told_for_people_and_for_programs(capsys: pytest.Capture
             "torch: it is not installed",
         ),
         (replace(SOUND, broken="no device"), "CUDA: no device"),
+        (replace(SOUND, libraries=replace(SOUND.libraries, nccl=None)), "NCCL: torch has none"),
+        (replace(SOUND, lacking="package peft: it is not installed"), "packages: package peft: it is not installed"),
+        (replace(SOUND, bucket="AccessDenied"), "S3: AccessDenied"),
         (replace(SOUND, libraries=replace(SOUND.libraries, ofi_nccl=None)), "aws-ofi-nccl: there are EFA devices"),
         (replace(SOUND, verbs=[]), "RDMA devices: the node has them, and the pod has no /dev/infiniband"),
         (replace(SOUND, devices=[replace(EFA, active=False)]), "RDMA devices: rdmap0s6 of 1 have no active port"),
@@ -182,3 +193,21 @@ def test_the_drivers_library_tells_errors_links_and_peers(tmp_path: Path) -> Non
         Health("A100", 80_000_000_000, 0, True, False, 3, (None, True)),
         Health("A100", 80_000_000_000, 5, None, None, 3, (False, None)),
     ]
+
+
+def test_an_image_without_a_package_cannot_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = doctor.installed
+
+    def without(name: str) -> str:
+        if name == "pyarrow":
+            raise PackageNotFoundError(name)
+        return known(name)
+
+    monkeypatch.setattr(doctor, "installed", without)
+    assert doctor._lacking() == "package pyarrow: it is not installed"
+    monkeypatch.undo()
+    assert doctor._lacking() == ""
+
+
+def test_a_bucket_that_is_not_there_is_told(aws: str) -> None:
+    assert "NoSuchBucket" in doctor._unreached("no-such-bucket")

@@ -12,13 +12,17 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any, Final
 
+from dropforge.errors import DropforgeError
 from dropforge.shared_memory import RANK
-from dropforge.text import counted, escape
+from dropforge.text import as_line, counted, escape
 from trainer.commands.arguments import subparser
 from trainer.commands.terminal import Paint, table
+from trainer.compat import check_versions
 from trainer.node.fabric import (
     EFA,
     Device,
@@ -43,6 +47,7 @@ examples:
   python -m trainer doctor
   kubectl exec POD -- python -m trainer doctor --json
 """
+_NEEDED: Final = ("numpy", "pyarrow", "safetensors", "tokenizers")
 _DISK: Final = 1 << 30
 _LOCKED: Final = (
     1 << 30
@@ -71,6 +76,7 @@ class Findings:
     """What there is.
 
     :param locked: bytes that a process may lock in memory; None for no limit.
+    :param lacking: which package is missing or of a release that was never tried. :param bucket: why it cannot be read.
     :param broken: why torch cannot be imported, or cannot use a GPU that the driver shows.
     """
 
@@ -84,6 +90,8 @@ class Findings:
     temp: Room | None = None
     locked: int | None = None
     broken: str = ""
+    lacking: str = ""
+    bucket: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,13 @@ def problems(found: Findings) -> list[Problem]:
         told.append(Problem("torch", found.broken or "it is not installed", "Install requirements/trainer.txt"))
     elif gpus and versions.cuda is None:
         told.append(Problem("torch", f"it has no CUDA, and there are {gpus} GPUs", "Take the image with CUDA"))
+    elif gpus and versions.nccl is None:
+        told.append(Problem("NCCL", "torch has none, by which the GPUs exchange data", "Take the image with CUDA"))
+    if found.lacking and versions.torch is not None:
+        told.append(Problem("packages", found.lacking, "Install requirements/trainer.txt"))
+    if found.bucket:
+        mend = "Look at the secret dropforge-trainer (AWS_*), the pods' role, network policies and the bucket's name"
+        told.append(Problem("S3", found.bucket, mend))
     needs = _number(versions.cuda)
     if needs and versions.driver_cuda and versions.driver_cuda // 1000 < needs // 1000:
         runs = f"{versions.driver_cuda // 1000}.{versions.driver_cuda % 1000 // 10}"
@@ -150,8 +165,8 @@ def _of_network(found: Findings) -> list[Problem]:
     return told
 
 
-def look(root: Path, env: Mapping[str, str]) -> Findings:
-    """All of it. :param root: where `dev`, `proc`, `sys` and libraries are."""
+def look(root: Path, env: Mapping[str, str], bucket: str = "") -> Findings:
+    """All of it. :param root: where `dev`, `proc`, `sys` and libraries are. :param bucket: to be read, if any."""
     gpus = find_gpus()
     libraries, broken = _libraries(root, env, gpus)
     there = devices(root)
@@ -167,7 +182,33 @@ def look(root: Path, env: Mapping[str, str]) -> Findings:
         temp=room(Path(tempfile.gettempdir())),
         locked=_locked(),
         broken=broken,
+        lacking=_lacking(),
+        bucket=_unreached(bucket) if bucket else "",
     )
+
+
+def _lacking() -> str:
+    """The first package that a training needs and that is not here, or is of another release; empty for none."""
+    try:
+        check_versions()
+        for name in _NEEDED:
+            installed(name)
+    except DropforgeError as error:
+        return f"{error.thing}: {error.cause}"
+    except PackageNotFoundError as error:
+        return f"package {error.name}: it is not installed"
+    return ""
+
+
+def _unreached(bucket: str) -> str:
+    """Why the bucket cannot be read from here; empty if it can."""
+    from dropforge.store import open_store
+
+    try:
+        next(iter(open_store(f"s3://{bucket}", hurried=True).list("runs/")), None)  # a HEAD finds no missing bucket
+    except Exception as error:  # of many kinds: no key, no network, no such bucket
+        return as_line(error, 300)
+    return ""
 
 
 def _locked() -> int | None:
@@ -176,9 +217,6 @@ def _locked() -> int | None:
 
 
 def _libraries(root: Path, env: Mapping[str, str], gpus: Any) -> tuple[Libraries, str]:
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
     found: dict[str, Any] = {}
     for name in ("transformers", "peft"):
         with suppress(PackageNotFoundError):
@@ -214,12 +252,13 @@ def add(commands: Any) -> None:
         _EPILOG,
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--bucket", default="", help="try to read this S3 bucket, too")
     parser.set_defaults(main=main)
 
 
 def main(arguments: argparse.Namespace, root: Path = Path("/")) -> int:
     """Look and tell; 1 if something is wrong."""
-    found = look(root, os.environ)
+    found = look(root, os.environ, arguments.bucket)
     wrong = problems(found)
     if arguments.json:
         print(json.dumps({**asdict(found), "problems": [asdict(one) for one in wrong]}, indent=1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from dropforge.cli import kube
 from dropforge.cli.cluster_checks import (
     Asked,
+    _pod_of,
     ahead_of,
     claim_finding,
     examine_cluster,
@@ -21,6 +23,7 @@ from dropforge.cli.cluster_checks import (
     secret_finding,
 )
 from dropforge.cli.kube import DeniedError
+from dropforge.cli.pod_check import pod_findings, small_pod
 from dropforge.errors import DropforgeError
 from dropforge.install.steps import STEPS
 from dropforge.placement.storages import Kind
@@ -119,6 +122,7 @@ def test_the_pod_that_tokenises_is_held_against_the_nodes_too(more: str, large: 
         knows=lambda *_: True,
         may=lambda *_: True,
         try_out=lambda *_: None,
+        now=lambda: None,
     )
     text = "base: {scratch: {}}\ntrain: {tokens_per_step: 65536}\ncompute: {backend: kubernetes, instance: p5.48xlarge"
     recipe = parse_recipe(f"{text}{more}}}")
@@ -248,3 +252,81 @@ def test_what_is_answered_is_told_and_a_proxys_page_is_not_taken_for_it(monkeypa
     assert kube.Cluster().get("/version") == {"gitVersion": "v1.36.3"}
     with pytest.raises(DropforgeError, match="the answer is no JSON"):
         kube.Cluster().get("/version")
+
+
+def test_a_claim_whose_class_is_not_there_never_gets_a_volume() -> None:
+    def found(spec: dict[str, Any], classes: list[str] | None) -> tuple[Level, str]:
+        claim = {"spec": {"accessModes": ["ReadWriteMany"], **spec}, "status": {"phase": "Pending"}}
+        one = claim_finding("c", claim, nodes=1, writes=True, classes=classes)
+        return one.level, one.found
+
+    assert found({"storageClassName": "fsx"}, ["gp3"]) == (Level.FAIL, "its StorageClass fsx is not there")
+    level, text = found({}, ["gp3"])
+    assert (level, "no default" in text) == (Level.FAIL, True)
+    for spec, classes in (({"storageClassName": "fsx"}, ["fsx"]), ({"storageClassName": ""}, []), ({}, None)):
+        assert found(spec, classes)[0] is Level.WARN
+    assert found({"volumeName": "v", "storageClassName": "none"}, [])[0] is Level.WARN
+
+
+@pytest.mark.parametrize(("behind", "level"), [(0.0, Level.OK), (-2000.0, Level.WARN), (2000.0, Level.WARN)])
+def test_clocks_that_are_apart_are_told(behind: float, level: Level) -> None:
+    cluster: Any = SimpleNamespace(
+        get=lambda _: None, knows=lambda *_: True, may=lambda *_: True, try_out=lambda *_: None,
+        now=lambda: time.time() + behind,
+    )  # fmt: skip
+    recipe = parse_recipe("base: {scratch: {}}\ncompute: {backend: kubernetes}")
+    (found,) = [one for one in examine_cluster(cluster, Asked(recipe, job_of(recipe))) if one.check == "clock"]
+    assert found.level is level
+    assert ("behind" in found.found) == (behind > 0)
+
+
+BACK_OFF = {"reason": "ImagePullBackOff", "message": "401"}
+ENDED = {"status": {"phase": "Succeeded"}}
+TOLD = {"libraries": {"torch": "2.11.0", "cuda": None}, "problems": []}
+
+
+@pytest.mark.parametrize(
+    ("pod", "log", "levels", "words"),
+    [
+        (ENDED, json.dumps(TOLD), [Level.OK, Level.OK], "torch 2.11.0"),
+        (
+            {"status": {"phase": "Failed"}},
+            json.dumps({**TOLD, "problems": [{"thing": "S3", "cause": "AccessDenied", "mend": "Look"}]}),
+            [Level.OK, Level.FAIL],
+            "AccessDenied",
+        ),
+        ({"status": {"phase": "Failed"}}, "Traceback\nNo module named trainer", [Level.FAIL], "No module named trainer"),
+        (ENDED, '{"problems": 3}', [Level.FAIL], "did not answer"),
+        (ENDED, "[" * 5000, [Level.FAIL], "did not answer"),
+        (None, "", [Level.FAIL], "deleted"),
+        (
+            {"status": {"containerStatuses": [{"state": {"waiting": BACK_OFF}}]}},
+            "",
+            [Level.FAIL],
+            "ImagePullBackOff: 401",
+        ),
+        (
+            {"status": {"phase": "Pending", "conditions": [{"status": "False", "message": "0/3 nodes"}]}},
+            "",
+            [Level.FAIL],
+            "0/3 nodes",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_pod_says_of_itself(pod: dict[str, Any] | None, log: str, levels: list[Level], words: str) -> None:
+    found = list(pod_findings(pod, log))
+    assert [one.level for one in found] == levels
+    assert words in " ".join(one.found for one in found)
+    assert all(bool(one.mend) == (one.level is not Level.OK) for one in found)
+
+
+def test_the_pod_that_looks_asks_for_little_and_for_what_the_jobs_pods_need() -> None:
+    text = "base: {scratch: {}}\ncompute: {backend: kubernetes, instance: p5.48xlarge, image_pull_secrets: [login]}"
+    recipe = parse_recipe(f"{text}\ntrain: {{tokens_per_step: 65536}}")
+    spec = small_pod(_pod_of(job_of(recipe)), "doctor", "b")["spec"]
+    (container,) = spec["containers"]
+    assert container["command"][-2:] == ["--bucket", "b"]
+    assert not [name for name in container["resources"]["limits"] if "/" in name]
+    assert spec["nodeSelector"]["node.kubernetes.io/instance-type"] == "p5.48xlarge"
+    assert (spec["imagePullSecrets"], spec["restartPolicy"]) == ([{"name": "login"}], "Never")
+    assert container["envFrom"] == [{"secretRef": {"name": "dropforge-trainer"}}]
