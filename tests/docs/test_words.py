@@ -22,7 +22,6 @@ NOT_YET = (
     "docs/internals/",
     "docs/reference/commands.md",
     "docs/reference/data-formats.md",
-    "docs/reference/kubeflow-training/",
     "docs/reference/recipe.md",
     "docs/reference/security.md",
 )

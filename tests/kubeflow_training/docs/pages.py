@@ -1,6 +1,6 @@
 """What the pages of docs/reference/kubeflow-training quote: excerpts of the examples, and tables of arguments.
 
-`python -m tests.kubeflow_training.docs.pages` writes the excerpts anew after an example has changed.
+`python -m tests.kubeflow_training.docs.pages` writes the excerpts again after an example has changed.
 """
 
 from __future__ import annotations

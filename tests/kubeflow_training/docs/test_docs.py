@@ -45,7 +45,7 @@ PUBLIC = (
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
 def test_excerpts_are_what_the_examples_say(page):
     text = page.read_text()
-    assert text == with_excerpts(text), "write them anew: python -m tests.kubeflow_training.docs.pages"
+    assert text == with_excerpts(text), "write them again: python -m tests.kubeflow_training.docs.pages"
 
 
 def test_every_excerpt_of_the_examples_is_quoted():
@@ -134,7 +134,7 @@ def test_budgets_and_delays_are_those_of_the_code():
 
 def test_exit_codes_are_those_of_the_code():
     found: dict[int, list[str]] = {}
-    for codes, cells in rows("operator.md", "exit code").items():
+    for codes, cells in rows("operator-results.md", "exit code").items():
         for code in re.findall(r"\d+", codes):
             found[int(code)] = cells
     assert set(found) - {0} == set(EXIT_CODES)
