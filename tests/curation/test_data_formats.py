@@ -1,4 +1,4 @@
-"""The page of data formats: every row that it shows becomes what it says."""
+"""The pages of data formats: every row that they show becomes what they say."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 from curation.canonical import LISTS, PAIRS, ROLES, Row, canonical
 from curation.turns import KNOWN, TOOLS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "data-formats.md").read_text()
-SHOWN = [json.loads(block) for block in re.findall(r"```json\n(.*?)\n```", PAGE, re.DOTALL)]
+PAGES = ("data-formats.md", "conversation-formats.md", "labels-and-groups.md", "shard-columns.md")
+TEXT = "".join((Path(__file__).parents[2] / "docs" / "reference" / page).read_text() for page in PAGES)
+SHOWN = [json.loads(block) for block in re.findall(r"```json\n(.*?)\n```", TEXT, re.DOTALL)]
 
 
 def told(row: Row) -> dict[str, Any]:
@@ -28,11 +29,11 @@ def told(row: Row) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("given", "becomes"), list(zip(SHOWN[::2], SHOWN[1::2], strict=True)))
-def test_a_row_becomes_what_the_page_says(given: dict[str, Any], becomes: dict[str, Any]) -> None:
+def test_a_row_becomes_what_the_pages_say(given: dict[str, Any], becomes: dict[str, Any]) -> None:
     assert told(canonical(given)) == becomes
 
 
-def test_the_page_names_every_key_and_role_that_is_read() -> None:
+def test_the_pages_name_every_key_and_role_that_is_read() -> None:
     names = {*LISTS, *(name for pair in PAIRS for name in pair), *ROLES, *KNOWN, *TOOLS}
     assert len(SHOWN) >= 24
-    assert sorted(name for name in names if not re.search(rf"\b{name}\b", PAGE)) == []
+    assert sorted(name for name in names if not re.search(rf"\b{name}\b", TEXT)) == []

@@ -21,7 +21,6 @@ USUAL = {
 NOT_YET = (
     "docs/internals/",
     "docs/reference/commands.md",
-    "docs/reference/data-formats.md",
     "docs/reference/recipe.md",
     "docs/reference/security.md",
 )
