@@ -1,7 +1,7 @@
 """How long a drop will take, before it begins: planned bytes at measured rates, by what the recipe asks for.
 
 The rates are CPU seconds of one core for 100 MB of JSONL, measured by `python -m bench.seconds` and, where a stage is
-lost in its noise, by the stage's own bench; the tables are in `docs/internals/benchmarks.md`. They are of one
+lost in its noise, by the stage's own bench; the tables are in `docs/internals/engine-benchmarks.md`. They are of one
 machine and one kind of text: an estimate for people and for `auto`, no promise. Evaluation sets and kernels of the
 user's own are not in it, and compressed bytes count as they lie there.
 """
