@@ -12,8 +12,9 @@ PAGES = {
     name: (ROOT / "docs" / name).read_text()
     for name in (
         "internals/curation-coverage.md",
-        "internals/fault-injection.md",
+        "internals/stack-faults.md",
         "internals/training-coverage.md",
+        "internals/training-features.md",
         "reference/security.md",
     )
 }
