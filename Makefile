@@ -91,7 +91,7 @@ docs: $(READY)  ## Build the documentation as a site in .site
 docs-serve: $(READY)  ## Serve the documentation on 127.0.0.1:8000, and build it anew when a page changes
 	@$(MKDOCS) serve --dev-addr 127.0.0.1:8000
 
-docs-reference: $(READY)  ## Write the reference pages of recipe and commands anew from the code
+docs-reference: $(READY)  ## Write the reference pages of recipe and commands from the code
 	@$(BIN)/python -m docs.site.reference
 
 test-exact: $(READY)  ## Run the whole matrix of exactness, of which `make test-slow` runs a part
@@ -117,7 +117,7 @@ $(COMPAT)/.ready: requirements/compat-2.11.txt pyproject.toml $(READY)
 	@touch $@
 
 # Helm is a program of one file: where there is none, Go makes it beside the environment's others.
-test-charts: $(READY)  ## Render the charts that are at hand with Helm, which is compiled by Go where there is none
+test-charts: $(READY)  ## Render the available charts with Helm, which is compiled with Go if it is missing
 	@command -v helm >/dev/null || test -x $(BIN)/helm || \
 	  { echo "Compiling Helm into $(BIN), a minute or two"; CGO_ENABLED=0 GOBIN=$(CURDIR)/$(BIN) go install -trimpath -ldflags "-s -w" helm.sh/helm/v3/cmd/helm@v3.22.0; }
 	@PATH="$$PATH:$(CURDIR)/$(BIN)" $(PYTEST) -n0 tests/dropforge/install/test_charts.py $(ARGS)

@@ -34,7 +34,7 @@ _GAP: Final = 7  # characters between two letters, at most: more are no vowel si
 
 @dataclass(frozen=True)
 class Language:
-    """Which languages stay. Integers and text only: it is part of the digest.
+    """Which languages are kept. Integers and text only: it is part of the digest.
 
     :param keep: ISO 639 codes. :param of: `answers` for the assistant's messages, `all` for all but the system's.
     :param min_letters: with fewer, a text has no language. :param unknown: `keep` or `drop` those.

@@ -18,7 +18,7 @@ PREFIX: Final = "holdout/"  # of the names of its figures
 
 
 def holdout_of(recipe: Mapping[str, Any]) -> str | None:
-    """The dataset version that a resolved recipe names, as `FAMILY/DIGEST`; runs of before name none."""
+    """The dataset version that a resolved recipe names, in the form `FAMILY/DIGEST`; runs of before name none."""
     named = (recipe.get("evaluate") or {}).get("holdout")
     return None if named is None else str(named)
 

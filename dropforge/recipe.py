@@ -119,14 +119,14 @@ class Base(Section):
     model: str | None = None
     """A Hugging Face id, a local folder, or `s3://...` of a folder with safetensors."""
     revision: str | None = None
-    """Commit, tag or branch of a Hugging Face id. The plan makes a commit of it, which the run then keeps."""
+    """Commit, tag or branch of a Hugging Face id. The plan resolves it to a commit, which the run then keeps."""
     scratch: Scratch | None = None
     """Make a model from a config instead."""
     new_tokens: Annotated[tuple[NewToken, ...], Field(strict=False, min_length=1, max_length=1000)] | None = None
-    """Markers that become one token each, as `[<call>, </call>]`; their rows begin as the mean of all others."""
+    """Markers that become one token each, such as `[<call>, </call>]`; their rows start as the mean of all others."""
     start: str = Field(default="base", pattern=START)
     """Where the weights begin: `base`, the family's `champion` (the base while there is none), or `runs/RUN/step-N`, a
-    checkpoint in the same bucket. Weights only; both must go back to this base."""
+    checkpoint in the same bucket. Weights only; both must be derived from this base."""
 
 
 class Lora(Section):
@@ -147,7 +147,7 @@ class Prefix(Section):
     https://arxiv.org/abs/2101.00190)."""
 
     tokens: int = Field(default=16, ge=1, le=LARGEST)
-    """Places of the context that they take."""
+    """Positions of the context that they take."""
 
 
 class Freeze(Section):
@@ -160,7 +160,7 @@ class Freeze(Section):
 
 
 class EarlyStopping(Section):
-    """When training ends before its steps do."""
+    """When training ends before its last step."""
 
     patience: int = Field(default=3, ge=1, le=LARGEST)
     """Evaluations in a row that are not better than the best before them."""
@@ -169,10 +169,10 @@ class EarlyStopping(Section):
 
 
 class FastCheckpoints(Section):
-    """A fast tier of checkpoints beside the durable place: a folder of each node's own."""
+    """A fast tier of checkpoints beside the durable place: a local folder of each node."""
 
     folder: str
-    """An absolute folder that is there on every node: `/dev/shm`, or where a local NVMe is mounted."""
+    """An absolute folder that exists on every node: `/dev/shm`, or where a local NVMe is mounted."""
     every: Count | Minutes
     """Steps between checkpoints there, or time as in `"10 min"`; less than `checkpoint_every`."""
     keep: int = Field(default=1, ge=1, le=1000)
@@ -198,21 +198,21 @@ class Train(Section):
     """`auto` packs where the self-check shows that documents stay apart, and pads elsewhere."""
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"] = "auto"
     """Attention's implementation; `auto` takes the model's own if it computes what eager attention does. The last two
-    need a GPU. What is named is what runs, or it is an error."""
+    need a GPU. A named one is what runs, or it is an error."""
     tokens_per_step: int | None = Field(default=None, ge=16, le=LARGEST)
     """Tokens in one optimizer step over all ranks, a multiple of `sequence_length`; about 4096 if not given."""
     rows_per_step: int | None = Field(default=None, ge=1, le=LARGEST)
     """Sequences in one optimizer step over all ranks, instead of `tokens_per_step`."""
     micro_batch: int = Field(default=2, ge=1, le=LARGEST)
-    """Most sequences per forward pass and rank."""
+    """Largest number of sequences per forward pass and rank."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What the backward pass computes again instead of keeping it: of each block all but its input (`full`), or all but
-    the products with weights and what attention gives (`selective`). The results are the same."""
+    the products with weights and attention's output (`selective`). The results are the same."""
     compile: bool = False
-    """Have torch compile each block for passes that take gradients; needs a C++ compiler where the ranks run, and takes
+    """Let torch compile each block for passes with gradients; needs a C++ compiler where the ranks run, and takes
     a minute or more before the first step. Evaluations run the model's own code."""
     offload: Literal["none", "activations", "states", "all"] = "none"
-    """What waits in the host's memory instead of the GPU's: what the forward pass keeps for the backward pass
+    """What is kept in the host's memory instead of the GPU's: what the forward pass keeps for the backward pass
     (`activations`), or with shards their weights, gradients and optimizer states, which are updated there (`states`).
     Slower, with the same results."""
     epochs: float | None = Field(default=None, gt=0, le=1000)
@@ -222,8 +222,8 @@ class Train(Section):
     max_rows: int | None = Field(default=None, ge=1, le=LARGEST)
     """Training rows to use, the first by content key: for smoke runs."""
     optimizer: Literal["adamw", "adamw-bf16", "adamw-8bit", "sgd"] = "adamw"
-    """What is kept of each trained weight: `adamw` 8 bytes, `adamw-bf16` 4 (optimizer state in bf16), `adamw-8bit` 2
-    (needs bitsandbytes where the ranks run), `sgd` 4."""
+    """The optimizer, and what it keeps of each trained weight: `adamw` 8 bytes, `adamw-bf16` 4 (optimizer state in
+    bf16), `adamw-8bit` 2 (needs bitsandbytes where the ranks run), `sgd` 4."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Of `sgd`; with 0 it keeps nothing."""
     learning_rate: float = Field(default=1e-3, gt=0, le=1000)
@@ -241,9 +241,9 @@ class Train(Section):
     drop_every: float = Field(default=0.3, gt=0, le=LARGEST)
     """From one drop of `step` to the next: share of the steps, or from 1 on their number."""
     plateau_patience: int = Field(default=2, ge=1, le=LARGEST)
-    """Evaluations in a row without a new lowest loss that `plateau` bears; the next one drops the rate."""
+    """Evaluations in a row without a new lowest loss that `plateau` tolerates; the next one drops the rate."""
     weight_decay: float = Field(default=0.1, ge=0, le=1000)
-    """On matrices only; norms, biases and embeddings are left alone."""
+    """On matrices only, not on norms, biases and embeddings."""
     clip: float = Field(default=1.0, gt=0, le=1e9)
     """Largest global gradient norm."""
     seed: int = Field(default=17, ge=0, lt=2**32)
@@ -252,12 +252,12 @@ class Train(Section):
     """Arithmetic of forward and backward; master weights are fp32 either way. `fp16` is for GPUs without `bf16`: its
     loss is scaled, and a step whose gradient overflows is taken again with a smaller scale."""
     deterministic: bool = False
-    """Only operations that give the same bits each time; slower on a GPU. On a CPU, runs are so without it."""
+    """Only operations that give the same bits each time; slower on a GPU. On a CPU, runs are deterministic without
+    it."""
     loss_on: Literal["answers", "all"] = "answers"
-    """Tokens that count in conversations: the assistant's, or all."""
+    """Tokens that are learned in conversations: the assistant's, or all."""
     router_loss: float | None = Field(default=None, ge=0, le=100)
-    """Of a mixture of experts, what the loss of its router is multiplied by, 0 leaves it out; null is as its config
-    says."""
+    """For a mixture of experts, the factor of its router's loss; 0 leaves it out, null takes that of its config."""
     log_every: Count | Minutes | None = None
     """Steps between log lines, or time as in `"10 min"`; about a hundred lines if not given."""
     eval_every: Annotated[int, Field(ge=0, le=LARGEST)] | Minutes = 0
@@ -265,15 +265,16 @@ class Train(Section):
     checkpoint_every: Count | Minutes = 25
     """Steps between checkpoints, or time as in `"10 min"`."""
     checkpoints: str | None = None
-    """Where they go, below the run's name: a folder that all nodes share, or `s3://...`; null is the run's folder."""
+    """Where they are stored, below the run's name: a folder that all nodes share, or `s3://...`; null is the run's
+    folder."""
     fast_checkpoints: FastCheckpoints | None = None
-    """Checkpoints taken more often, in a fast folder of each node; `checkpoint_every` then uploads from there."""
+    """More frequent checkpoints, in a fast folder of each node; `checkpoint_every` then uploads from there."""
     keep_checkpoints: int = Field(default=2, ge=1, le=10_000)
     """Newest checkpoints to keep."""
     keep_best: int = Field(default=1, ge=0, le=10_000)
-    """Checkpoints with the lowest evaluation loss to keep beside them, of those that were evaluated."""
+    """Checkpoints with the lowest evaluation loss to keep in addition, of those that were evaluated."""
     early_stopping: EarlyStopping | None = None
-    """End the training once evaluations no longer get better."""
+    """End the training once evaluations no longer improve."""
     export: Literal["last", "best"] = "last"
     """Weights that become the model: those of the last step, or of the lowest evaluation loss."""
     profile: Annotated[str, Field(pattern="^[1-9][0-9]{0,8}(-[1-9][0-9]{0,8})?$")] | None = None
@@ -302,7 +303,7 @@ class Compute(Section):
     backend: Literal["local", "kubernetes"] = "local"
     """`local` runs the same PyTorchJob as processes of this machine."""
     instance: str | None = Field(default=None, min_length=1, max_length=60)
-    """Kind of machine that each pod has for itself, as `dropforge instances` lists them: it says `gpus`,
+    """Kind of machine that each pod has for itself, as `dropforge instances` lists them: it sets `gpus`,
     `gpu_memory_gb`, `processes_per_node`, `cpus` and `memory_gb` where the recipe does not, and which nodes fit."""
     nodes: int = Field(default=1, ge=1, le=10_000)
     """Number of pods, each a node of the job."""
@@ -315,7 +316,7 @@ class Compute(Section):
     gpus: int = Field(default=0, ge=0, le=64)
     """GPUs per pod; one rank each."""
     gpu_memory_gb: float | None = Field(default=None, gt=0, le=10_000)
-    """Memory of each GPU in gigabytes: what the estimate is held against before the start. Null holds it against
+    """Memory of each GPU in gigabytes: what the estimate is compared with before the start. Null compares it with
     nothing; the trainer measures at the start either way."""
     parallel: Literal["auto", "ddp", "fsdp", "fsdp-no-reshard", "hybrid"] = "auto"
     """How ranks share the model. `ddp` gives each rank all of it, and `auto` is `ddp`; `fsdp` gives each a shard of the
@@ -324,58 +325,58 @@ class Compute(Section):
     shard_group: int | None = Field(default=None, ge=2, le=LARGEST)
     """With `hybrid`, ranks that hold one copy of the model together; null takes those of a pod."""
     fabric: Literal["tcp", "efa", "infiniband"] | None = None
-    """By what nodes reach each other; null leaves it to NCCL to find."""
+    """The network between nodes; null leaves the choice to NCCL."""
     network_env: NetworkEnv = Field(default_factory=dict)
-    """Variables of NCCL, libfabric and gloo for every pod, instead of the fabric's own or beside them."""
+    """Variables of NCCL, libfabric and gloo for every pod, instead of the fabric's own or in addition to them."""
     preflight: Preflight = Preflight()
-    """What the ranks show before anything is fetched."""
+    """What the ranks check before anything is fetched."""
     tokenize_ahead: bool = False
-    """A job of one pod without GPUs tokenises and packs the rows before the training's pods start; else its first rank
-    does it while all GPUs wait."""
+    """A job of one pod without GPUs tokenises and packs the rows before the training's pods start; otherwise its first
+    rank does it while all GPUs wait."""
     compile_cache: str | None = Field(default=None, pattern=r"^/[^\s:]+$")
     """With `train.compile`, a folder where each node keeps what was compiled, for later pods and runs; null is its
-    own temporary folder. Who may write there can run code in a training."""
+    own temporary folder. Anyone who may write there can run code in a training."""
     data_cache: str | None = Field(default=None, pattern=r"^/[^\s:]+$")
     """A folder where each node keeps base models, tokens and packs by their SHA-256, for other pods and later runs;
-    null fetches them for each pod. Who may write there can change what a training begins with."""
+    null fetches them for each pod. Anyone who may write there can change what a training starts from."""
     data_cache_gb: float = Field(default=100, gt=0, le=1e6)
-    """Gigabytes that `data_cache` may take; what was not used for the longest time goes first."""
+    """Gigabytes that `data_cache` may take; what was least recently used is removed first."""
     image: str = "dropforge-trainer:latest"
-    """Trainer image; the local backend has no use for it."""
+    """Trainer image; the local backend does not use it."""
     namespace: str = "default"
     """Kubernetes namespace."""
     image_pull_secrets: PullSecrets = ()
-    """Secrets of the namespace by which the image is pulled from a registry that asks for a login."""
+    """Secrets of the namespace with which the image is pulled from a registry that requires a login."""
     service_account: ObjectName | None = None
-    """Of the pods, for a role of their own at the cloud; null is that of the namespace. Nothing of ours asks Kubernetes
-    for anything by it."""
+    """Of the pods, for a role of their own in the cloud; null is that of the namespace. Dropforge does not use its
+    rights in Kubernetes."""
     run_as: int | None = Field(default=USER, ge=1, le=2**31 - 1)
-    """User id of the pods, which are held to Kubernetes' restricted Pod Security Standard; null leaves user and rights
-    to the image, for one that needs root."""
+    """User id of the pods, which then follow Kubernetes' restricted Pod Security Standard; null leaves user and rights
+    to the image, if it needs root."""
     volumes: Annotated[tuple[Volume, ...], Field(strict=False)] = ()
     """Claims that every pod mounts."""
     node_selector: dict[LabelName, LabelValue] | None = Field(default=None, max_length=20)
-    """More labels that nodes of the pods must have, as of a zone or a capacity block."""
+    """More labels that nodes of the pods must have, such as those of a zone or a capacity block."""
     tolerations: Tolerations = ()
-    """Taints of nodes that the pods bear, beside those of GPUs that `instance` brings."""
+    """Taints of nodes that the pods tolerate, besides those of GPUs that `instance` adds."""
     annotations: Annotations = Field(default_factory=dict)
-    """Annotations of every pod, as `{karpenter.sh/do-not-disrupt: "true"}`."""
+    """Annotations of every pod, for example `{karpenter.sh/do-not-disrupt: "true"}`."""
     env: PodEnv = Field(default_factory=dict)
-    """Environment variables of every pod, as `{HF_HUB_OFFLINE: "1"}`; no secrets, which come from the Kubernetes secret
-    `dropforge-trainer`."""
+    """Environment variables of every pod, for example `{HF_HUB_OFFLINE: "1"}`; no secrets, which come from the
+    Kubernetes secret `dropforge-trainer`."""
     priority_class: ObjectName | None = None
-    """Kubernetes' PriorityClass of the pods, for clusters without Kueue: with `queue`, `priority` says it."""
+    """Kubernetes' PriorityClass of the pods, for clusters without Kueue; with `queue` use `priority`."""
     ephemeral_storage_gb: float | None = Field(default=None, gt=0, le=100_000)
-    """Gigabytes of its node's disk that each pod asks for and may fill; null asks for none."""
+    """Gigabytes of its node's disk that each pod requests and may fill; null requests none."""
     shared_memory_gb: float | None = Field(default=None, gt=0, le=100_000)
     """Gigabytes of /dev/shm, a part of `memory_gb`; null is half of it."""
     queue: str | None = Field(default=None, pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")
     """Kueue's local queue; without it the pods compete with all others."""
     priority: str | None = Field(default=None, pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")
-    """Kueue's WorkloadPriorityClass: the highest goes first, and may suspend what runs. Needs `queue`."""
+    """Kueue's WorkloadPriorityClass: the highest goes first, and may suspend running jobs. Needs `queue`."""
     topology: LabelName | None = None
-    """Label of nodes that the pods of a job should have in common, as of a rack: one of the flavor's `topology` in the
-    file of teams. Ranks follow the nodes' places. Needs `queue`."""
+    """Label of nodes that the pods of a job should have in common, such as that of a rack: one of the flavor's
+    `topology` in the file of teams. Ranks follow the nodes' places. Needs `queue`."""
     topology_required: bool = False
     """Whether the job waits rather than being spread over several of them. Needs `topology`."""
     grace_seconds: int = Field(default=60, ge=5, le=86_400)
@@ -383,16 +384,16 @@ class Compute(Section):
     idle: Idle | None = None
     """When idle GPUs end the run; null never. Needs `gpus`."""
     deadline_minutes: int = Field(default=720, ge=1, le=525_600)
-    """Longest run time of each job (training, evaluation, what is asked of a checkpoint), waiting not included."""
+    """Longest run time of each job (training, evaluation, requests for checkpoints), waiting not included."""
     queue_timeout_minutes: int | None = Field(default=None, ge=1, le=525_600)
-    """Longest time that a job waits for its first pod to run, in a queue and while nodes start; null waits."""
+    """Longest time that a job waits for its first pod to run, in a queue and while nodes start; null sets no limit."""
     retries: int = Field(default=2, ge=0, le=100)
-    """Attempts after the first one failed for a reason of the infrastructure, such as a lost node."""
+    """Attempts after the first one failed because of the infrastructure, such as a lost node."""
     gpu_tflops: float | None = Field(default=None, gt=0, le=1e6)
-    """What one of these GPUs gives a training, in teraFLOPs a second (its data sheet says two or three times as much):
-    the plan's time where no earlier run of the family was measured. Null invents none."""
+    """What one of these GPUs achieves in a training, in teraFLOPs a second (its data sheet says two or three times as
+    much), for the plan's time if no earlier run of the family was measured. Null gives no estimate."""
     price: Price | None = None
-    """What hours cost; without it there are hours and no money."""
+    """What hours cost; without it costs are shown in hours only."""
     limits: Limits | None = None
     """Hours and money above which a run needs approval, or ends; without it nothing is limited."""
 
@@ -414,11 +415,12 @@ class Generation(Section):
         "token-f1",
         "rouge-l",
     )
-    """What answers are measured by, each `gen/NAME` in MLflow: ours from 0 to 1, and those of `code` by their names."""
+    """Metrics of the answers, each `gen/NAME` in MLflow: built-in ones from 0 to 1, and those of `code` by their
+    names."""
     batch: Count = 8
-    """Rows that are answered side by side; fewer take less memory."""
+    """Rows that are answered together; fewer take less memory."""
     every: Count = 1
-    """Evaluations on the way from one with answers to the next; the first and the last always have them."""
+    """Number of evaluations from one with answers to the next; the first and the last always have them."""
 
 
 class Evaluate(Section):
@@ -429,20 +431,21 @@ class Evaluate(Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the forward pass, for candidate, champion and base alike; bf16 is exact to 2e-4 only."""
     max_batches: int | None = Field(default=None, ge=1, le=LARGEST)
-    """Most forward passes of an evaluation while training: for smoke runs. Candidate and champion get all rows."""
+    """Largest number of forward passes of an evaluation while training: for smoke runs. Candidate and champion get all
+    rows."""
     generation: Generation | None = None
-    """Have the model answer some rows in each evaluation; `{}` takes the defaults."""
+    """Let the model answer some rows in each evaluation; `{}` takes the defaults."""
     holdout: str | None = Field(default=None, pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?/[0-9a-f]{64}$")
-    """A dataset version outside the drops, as `FAMILY/DIGEST`. Candidate and champion are measured on it as well
-    (`holdout/...`, up to `max_rows`, without those that the candidate was trained on), and the candidate may be no
+    """A dataset version outside the drops, in the form `FAMILY/DIGEST`. Candidate and champion are measured on it as
+    well (`holdout/...`, up to `max_rows`, without those that the candidate was trained on), and the candidate may be no
     worse than the champion there; a guard of `holdout/...` says otherwise."""
 
 
 class Code(Section):
-    """A user's own functions, by entry points of a wheel that is named by its digest and never installed."""
+    """A user's own functions, from entry points of a wheel that is identified by its digest and never installed."""
 
     wheel: str = Field(pattern=r"^(s3://[a-z0-9][a-z0-9.-]*/[^\s?@]+|/[^\s]*)-none-any\.whl$")
-    """Where it is: `s3://...`, or a file that every pod sees."""
+    """Where it is: `s3://...`, or a file that every pod can read."""
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     """SHA-256 of the wheel's bytes."""
 
@@ -451,8 +454,8 @@ class Recipe(Section):
     """What a person asks for."""
 
     task: Task = "causal-lm"
-    """What the model learns: to continue text; to give each row its `label` (`classification`); or, as T5 and BART, to
-    write the answer to a prompt that an encoder reads (`sequence-to-sequence`)."""
+    """What the model learns: to continue text; to give each row its `label` (`classification`); or, like T5 and BART,
+    to write the answer to a prompt that an encoder reads (`sequence-to-sequence`)."""
     base: Base
     """The model to start from."""
     data: Data = Data()
@@ -468,9 +471,9 @@ class Recipe(Section):
     promote: Promote = Promote()
     """Promotion."""
     drops: Drops = Drops()
-    """What drops may ask for."""
+    """What drops may set."""
     code: Code | None = None
-    """Own row functions, metrics and callbacks."""
+    """Your own row functions, metrics and callbacks."""
 
     def plain(self) -> dict[str, Any]:
         """The resolved recipe as JSON values, the same for equal recipes."""

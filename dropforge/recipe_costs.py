@@ -29,7 +29,7 @@ class Price(Section):
 
 
 class Amounts(Section):
-    """Most hours, or most money; what is left out has no limit."""
+    """Largest number of hours, or most money; what is left out has no limit."""
 
     gpu_hours: Amount | None = None
     """Hours of all GPUs together."""
@@ -46,7 +46,7 @@ class Amounts(Section):
 
 
 class Limits(Section):
-    """Above what a run needs approval before a job begins, and above what it ends."""
+    """Limits above which a run needs approval before a job begins, or is ended."""
 
     ask_above: Amounts | None = None
     """If the plan comes to more than one of these, the run needs approval."""

@@ -24,9 +24,10 @@ class Source(Section):
     `hub`."""
 
     prefix: str | None = Field(default=None, min_length=1, max_length=900)
-    """Key prefix of files in the bucket, as `lake/chats/`; everything below it is read."""
+    """Key prefix of files in the bucket, such as `lake/chats/`; everything below it is read."""
     dataset: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,39}/[0-9a-f]{64}$")
-    """An existing dataset version, as `FAMILY/DIGEST`. Its rows are split again by `split_salt` and `eval_fraction`."""
+    """An existing dataset version, in the form `FAMILY/DIGEST`. Its rows are split again by `split_salt` and
+    `eval_fraction`."""
     drops: (
         Annotated[
             tuple[Annotated[str, Field(pattern="^[0-9a-f]{32}$")], ...],
@@ -34,10 +35,10 @@ class Source(Section):
         ]
         | None
     ) = None
-    """Several drops of the family, by their ids in the ledger, read as one. What a `recipe.yaml` in them says does not
-    count."""
+    """Several drops of the family, by their ids in the ledger, read as one. A `recipe.yaml` in them is ignored."""
     hub: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$", max_length=96)
-    """A data set of the Hugging Face hub, as `OWNER/NAME`; its files are read as they are, no code of it runs."""
+    """A data set of the Hugging Face hub, in the form `OWNER/NAME`; its files are read as they are, and none of its
+    code runs."""
     config: str | None = Field(default=None, min_length=1, max_length=200)
     """Its configuration (subset); null is the only one, or the default one."""
     split: str = Field(default="train", pattern=r"^\w+([.-]\w+)*$", max_length=100)
@@ -56,21 +57,23 @@ class Source(Section):
         if self.prefix is not None:
             parts = self.prefix.rstrip("/").split("/")
             if any(part in {"", ".", ".."} for part in parts) or any(ord(sign) < 32 for sign in self.prefix):
-                raise ValueError("`prefix` is a key prefix in the bucket, as `lake/chats/`: no address, `..` or `//`")
+                raise ValueError(
+                    "`prefix` is a key prefix in the bucket, such as `lake/chats/`: no address, `..` or `//`"
+                )
             if parts[0] in OWN:
                 raise ValueError(f"`{parts[0]}/` belongs to Dropforge: name a drop in the form, or use `dataset`")
         return self
 
 
 class Data(Section):
-    """Which rows there are and how they are split."""
+    """Which rows are used and how they are split."""
 
     source: Source | None = None
     """Data in the bucket that a run started by hand trains on, instead of a drop."""
     license: str | None = Field(
         default=None, pattern=r"^([A-Za-z0-9][A-Za-z0-9.+-]{0,60}|https?://[A-Za-z0-9._~/#%+-]{1,300})$"
     )
-    """The rows' licence, for card and metadata: its SPDX identifier, as `CC-BY-4.0`, or its address."""
+    """The rows' licence, for card and metadata: its SPDX identifier, such as `CC-BY-4.0`, or its address."""
     eval_fraction: float = Field(default=0.05, gt=0, lt=0.5)
     """Share of the rows kept for evaluation, by content hash."""
     split_salt: str = "dropforge"
@@ -78,11 +81,12 @@ class Data(Section):
     text_column: str = "text"
     """Column of plain text; short for `columns: {text: ...}`."""
     columns: dict[Role, Annotated[str, Field(min_length=1, max_length=200)]] | None = Field(default=None, min_length=1)
-    """Which column holds what, as `{prompt: question, completion: best_answer, label: stars}`, and nothing else. Where
-    messages, text, prompt or completion are named, only named content is read; all else is found by its usual names."""
+    """Which column holds what, for example `{prompt: question, completion: best_answer, label: stars}`; a column then
+    has no other meaning. If messages, text, prompt or completion are named, only named content is read; everything else
+    is found by its usual names."""
     prompt_template: str | None = Field(default=None, min_length=1, max_length=20_000)
-    """The prompt made of columns, as `Answer from this text:\\n{passage}\\n\\n{question}`; a brace is written twice.
-    Its answer is the column that `columns` names as `completion`; without one it is the whole text."""
+    """The prompt made of columns, such as `Answer from this text:\\n{passage}\\n\\n{question}`; a brace is written
+    twice. Its answer is the column that `columns` names as `completion`; without one it is the whole text."""
     keep_columns: (
         Literal["all"]
         | Annotated[
@@ -91,33 +95,33 @@ class Data(Section):
         ]
         | None
     ) = None
-    """Columns that mean nothing here and stay with their rows, as JSON in the shards' column `extras`: `[id, url]`, or
+    """Columns without a meaning here that stay with their rows, as JSON in the shards' column `extras`: `[id, url]`, or
     `all` that have no meaning."""
     encoding: Literal[
         "utf-8", "auto", "windows-1250", "windows-1251", "windows-1252", "windows-1254", "windows-1257", "iso-8859-1",
         "iso-8859-2", "iso-8859-15",
     ] = "utf-8"  # fmt: skip
-    """What is read besides UTF-8: with `auto` UTF-16 and UTF-32, which show themselves, and with a name besides these
-    each line that is not UTF-8 as that. What stays is quarantined."""
+    """What is read besides UTF-8: with `auto` UTF-16 and UTF-32, which are detected, and with a name also each line
+    that is not UTF-8, in that encoding. Anything else is quarantined."""
     text_files: Literal["auto", "read"] = "auto"
-    """With `auto` plain text beside tables (JSONL, CSV, Parquet...) is skipped, and read where nothing else is;
+    """With `auto` plain text beside tables (JSONL, CSV, Parquet...) is skipped, and read if there is nothing else;
     `read` reads it beside them too. Documentation such as README.md is never read."""
     quotes: Literal["auto", "always", "never"] = "auto"
     """Whether a cell of CSV or TSV that begins with a quotation mark continues to the next one, over tabs and lines;
-    else the mark is a character. With `auto` CSV has quotes, and what tabs separate has some if its column names have
-    them."""
+    else the mark is a character. With `auto` CSV has quotes, and TSV has them if its column names have."""
     max_row_bytes: int = Field(default=8_000_000, ge=1_000, le=1_000_000_000)
     """A longer row is quarantined."""
     limit_rows: int | None = Field(default=None, ge=1, le=1_000_000_000_000)
-    """For smoke runs: only the first rows are read, in the order of the files' names and of the places in them."""
+    """For smoke runs: only the first rows are read, in the order of file names and of positions in the files."""
     limit_bytes: int | None = Field(default=None, ge=1, le=1_000_000_000_000_000)
-    """As `limit_rows`: rows are read until their text is more than so many bytes of UTF-8."""
+    """As `limit_rows`: rows are read until their text is more than this many bytes of UTF-8."""
     max_left_out: float = Field(default=0.2, ge=0, le=1)
-    """A larger share of training rows that teach nothing, or that the chat template refuses, is an error."""
+    """A larger share of training rows without a target, or that the chat template refuses, is an error."""
     mix: dict[Annotated[str, Field(min_length=1)], Annotated[float, Field(ge=0, le=100)]] | None = Field(
         default=None, min_length=1
     )
-    """Passes over the rows of a source in an epoch, as `{chats.jsonl: 2, wiki: 0.5}`; one where it is not named."""
+    """Passes over the rows of a source in an epoch, for example `{chats.jsonl: 2, wiki: 0.5}`; one for a source that is
+    not named."""
 
     @model_validator(mode="after")
     def _columns_agree(self) -> Data:
@@ -174,11 +178,12 @@ class Dedup(Section):
     3.4."""
 
     threshold: float = Field(default=0.8, ge=0.5, le=1)
-    """Similarity from which on a row goes: shingles that both have, as a share of those that either has."""
+    """Similarity from which on a row is removed: shingles that both have, as a share of those that either has."""
     shingle: Literal["word", "character"] = "word"
     """What a shingle is made of. Of scripts without spaces, such as Chinese and Thai, each character is a word."""
     shingle_size: int = Field(default=5, ge=1, le=64)
-    """Words or characters in a shingle; a shorter row goes only if another is the same but for case and white space."""
+    """Words or characters in a shingle; a shorter row is removed only if another differs in case and white space
+    alone."""
     bands: int = Field(default=14, ge=1, le=256)
     """More bands find more of the pairs, and cost more."""
     rows_per_band: int = Field(default=8, ge=1, le=64)
@@ -189,7 +194,7 @@ PiiKind = Literal["secret", "iban", "card", "national_id", "email", "ip", "phone
 
 
 class Pii(Section):
-    """What becomes of personal data and secrets in the text. They are found by their form and check digits; names and
+    """What happens to personal data and secrets in the text. They are found by their form and check digits; names and
     streets are not."""
 
     kinds: Annotated[tuple[PiiKind, ...], Field(strict=False, min_length=1)] = (
@@ -201,7 +206,7 @@ class Pii(Section):
         "ip",
         "phone",
     )
-    """What is looked for; `ip` is the address of a public host, `secret` a key, token or password."""
+    """What is searched for; `ip` is the address of a public host, `secret` a key, token or password."""
     action: Literal["mask", "drop-row"] = "mask"
     """Put a mask such as `<EMAIL>` in its place, or drop the row."""
     key_env: str | None = Field(default=None, pattern="^[A-Za-z_][A-Za-z0-9_]{0,100}$")
@@ -210,53 +215,53 @@ class Pii(Section):
 
 
 class Decontaminate(Section):
-    """Which evaluation sets may not be trained on: a row that holds an item of one goes, in whatever message it is.
-    What is said in other words, or with other numbers, is not found."""
+    """Which evaluation sets may not be trained on: a row that contains an item of one is removed, in whatever message
+    it is. Items in other words, or with other numbers, are not found."""
 
     sets: dict[
         Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")], Annotated[str, Field(min_length=1, max_length=1024)]
     ] = Field(min_length=1, max_length=100)
     """The sets' files by name, keys of the bucket: `{gsm8k: eval-sets/gsm8k.jsonl}`. Each row is an item, and each of
-    its texts is looked for."""
+    its texts is searched for."""
     words: int = Field(default=8, ge=5, le=32)
-    """Words in a run that is compared; a shorter text, of five words or more, is looked for as a whole."""
+    """Words in a run that is compared; a shorter text, of five words or more, is searched for as a whole."""
     threshold: float = Field(default=0.5, gt=0, le=1)
-    """Share of a text's runs that a row must hold to go."""
+    """Share of a text's runs that a row must contain to be removed."""
 
 
 class Gate(Section):
-    """What a dataset version must be before it is trained on, beside the limits of `curation` itself. None of it is
+    """What a dataset version must meet before it is trained on, besides the limits of `curation` itself. None of it is
     part of the version: a changed limit makes no new one."""
 
     max: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,60}$")], Annotated[float, Field(ge=0, le=1)]] = Field(
         default={}, max_length=100
     )
-    """Largest share of the rows that may end for a reason, as `{near_duplicate: 0.5, contaminated: 0}`."""
+    """Largest share of the rows that may be lost for a reason, for example `{near_duplicate: 0.5, contaminated: 0}`."""
     min_words: int | None = Field(default=None, ge=1, le=1_000_000_000_000_000)
-    """Fewest words that the rows of both splits may have together; `curation.min_rows` is the floor in rows."""
+    """Fewest words that the rows of both splits may have together; `curation.min_rows` is the same limit in rows."""
     max_drift: float | None = Field(default=None, ge=0, le=1)
-    """Largest distance from the version before of the same family: of the rows' characters, words, languages and labels
-    the one that is furthest (Jensen-Shannon, 0 the same, 1 nothing in common)."""
+    """Largest distance from the previous version of the same family: the largest of those in the rows' characters,
+    words, languages and labels (Jensen-Shannon, 0 the same, 1 nothing in common)."""
     type_changes: Literal["report", "refuse"] = "report"
     """Columns with several types (number, text, object...) in files of one format, or with another one than in the
-    version before: the card reports them, or with `refuse` they stop the run too."""
+    previous version: the card reports them, or with `refuse` they stop the run too."""
     override: str | None = Field(default=None, min_length=10, max_length=1000)
     """Why the version may pass although a limit is broken; it is shown on the card and in the run. A ledger that does
-    not add up, and a split without rows, stop it all the same."""
+    not add up, and a split without rows, stop it anyway."""
 
 
 class Curation(Section):
     """How a drop becomes a dataset version."""
 
     steps: Literal["all", "none"] = "all"
-    """`none`, or `curation: none` for short, takes clean rows as they are, copies too: they are verified and get their
-    manifest, and the first row that cannot be used is an error."""
+    """`none`, or `curation: none` for short, takes clean rows unchanged, duplicates too: they are verified and get
+    their manifest, and the first row that cannot be used is an error."""
     engine: Literal["embedded", "spark", "auto"] = "embedded"
-    """Where curation runs: `embedded` in processes of our own and DuckDB, `spark` in Spark, which needs Java and
-    `dropforge[spark]`; `auto` takes Spark for drops from 200 GB on, and for smaller ones that `deadline_minutes` asks
-    it for, if it is there. The dataset is the same."""
+    """Where curation runs: `embedded` in local processes and DuckDB, `spark` in Spark, which needs Java and
+    `dropforge[spark]`; `auto` takes Spark, if it is installed, for drops from 200 GB on, and for smaller ones that
+    would exceed `deadline_minutes`. The dataset is the same."""
     deadline_minutes: int | None = Field(default=None, ge=1, le=525_600)
-    """How long curation may take by its estimate, for `engine: auto`; nothing is ended when it is over."""
+    """How long curation may take by its estimate, for `engine: auto`; curation is not ended when it is over."""
     spark: Spark = Spark()
     scope: Literal["drop", "family"] = "drop"
     """Which rows a dataset version holds: those of its drop, or of all drops of the family that had the same rules."""
@@ -268,26 +273,26 @@ class Curation(Section):
     max_rows_per_source: dict[
         Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=1, le=1_000_000_000_000)]
     ] = Field(default={}, max_length=1000)
-    """Most rows of a source, as `{wiki: 100000}`: those with the lowest hashes stay."""
+    """Largest number of rows of a source, for example `{wiki: 100000}`: those with the lowest hashes stay."""
     dedup: Dedup | None = None
-    """Removes rows that are nearly the same too; `{}` takes the defaults."""
+    """Removes near duplicates too; `{}` takes the defaults."""
     pii: Pii | None = None
     """Masks personal data and secrets, or drops their rows; `{}` masks all kinds."""
     prefer: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False, max_length=1000)] = ()
     """Sources whose rows win among duplicates, the first one first, as in `[reviewed, chats.jsonl]`; all others come
     after them."""
     unicode: Literal["keep", "repair"] = "keep"
-    """`repair` fixes misread text, line ends, control and unseen characters, and composes letters (NFC)."""
+    """`repair` fixes misread text, line ends, control and invisible characters, and composes letters (NFC)."""
     quality: Quality | None = None
-    """Removes rows that are not good enough, as `{gopher: {}, gopher_repetition: {}}`."""
+    """Removes rows that are not good enough, for example `{gopher: {}, gopher_repetition: {}}`."""
     language: Language | None = None
     """Removes rows in other languages than `keep` names."""
     decontaminate: Decontaminate | None = None
-    """Removes rows that hold items of evaluation sets, as `{sets: {gsm8k: eval-sets/gsm8k.jsonl}}`."""
+    """Removes rows that contain items of evaluation sets, for example `{sets: {gsm8k: eval-sets/gsm8k.jsonl}}`."""
     kernels: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")], ...], Field(strict=False, max_length=100)
     ] = ()
-    """Functions of the wheel that `code` names that change texts or end rows, in this order, as `[tidy]`."""
+    """Functions of the wheel that `code` names that change texts or remove rows, in this order, as `[tidy]`."""
     min_rows: int = Field(default=20, ge=2, le=1_000_000_000_000)
     """Fewer rows after curation are an error."""
     max_quarantined: float = Field(default=0.2, ge=0, le=1)
@@ -295,11 +300,11 @@ class Curation(Section):
     max_filtered: float = Field(default=0.9, ge=0, le=1)
     """A larger share of rows that `quality`, `language`, `decontaminate`, `pii` and `kernels` removed is an error."""
     unknown_keys: Literal["tell", "refuse"] = "tell"
-    """Keys of rows and of messages that mean nothing here and that `data.keep_columns` does not keep: card, terminal
+    """Keys of rows and of messages that have no meaning here and that `data.keep_columns` does not keep: card, terminal
     and log list them, or with `refuse` they stop the run too."""
     gate: Gate = Gate()
     memory: str = Field(default="512MB", pattern=r"^[1-9][0-9]{0,5}[MG]B$")
-    """What DuckDB holds before it spills to the work folder, as `512MB` or `4GB`; processes take theirs besides."""
+    """What DuckDB holds before it spills to the work folder, such as `512MB` or `4GB`; processes need more besides."""
     workers: int = Field(default=0, ge=0, le=4096)
     """Processes, or Spark's tasks at a time; 0 takes what the machine has."""
 

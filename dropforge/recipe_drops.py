@@ -24,11 +24,11 @@ Bound = Annotated[float, Field(ge=0, le=1e15)]
 
 
 class Drops(Section):
-    """What the recipe of a drop may ask for, beside describing its rows."""
+    """What the recipe of a drop may set, besides describing its rows."""
 
     bounds: dict[Length | Rate, Annotated[tuple[Bound, Bound], Field(strict=False)]] = Field(default={}, max_length=20)
-    """Lowest and highest value that a drop may give to a number, as `{train.learning_rate: [1.0e-5, 1.0e-3]}`. Without
-    bounds a length is at most the family's own, and a rate within a factor of ten of it."""
+    """Lowest and highest value that a drop may give to a number, for example `{train.learning_rate: [1.0e-5, 1.0e-3]}`.
+    Without bounds a length is at most the family's own, and a rate within a factor of ten of it."""
 
     @field_validator("bounds")
     @classmethod

@@ -13,14 +13,14 @@ NetworkEnv = Annotated[dict[NetworkName, Annotated[str, Field(pattern=r"^[\x20-\
 
 
 class Preflight(Section):
-    """A minute at most in which the ranks show that all are there and how fast they reach each other; a node or network
-    that fails it ends the attempt before anything is fetched."""
+    """A check of at most a minute, by default, that all ranks are there and how fast their network is; a node or
+    network that fails it ends the attempt before anything is fetched."""
 
     when: Literal["auto", "always", "never"] = "auto"
-    """`auto` takes jobs of several nodes with GPUs."""
+    """`auto` checks jobs of several nodes with GPUs."""
     min_gb_per_second: float | None = Field(default=None, ge=0, le=10_000)
-    """Least bus bandwidth of an all-reduce in gigabytes a second, 0 takes any; null follows from the fabric."""
+    """Least bus bandwidth of an all-reduce in gigabytes a second, 0 accepts any; null takes the fabric's."""
     max_latency_ms: float | None = Field(default=None, ge=0, le=60_000)
-    """Most milliseconds of a small all-reduce, 0 takes any; null follows from the fabric."""
+    """Most milliseconds of a small all-reduce, 0 accepts any; null takes the fabric's."""
     seconds: int = Field(default=60, ge=10, le=600)
-    """Most that all of it may take."""
+    """Longest time for all of it."""

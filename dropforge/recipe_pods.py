@@ -21,7 +21,7 @@ Annotations = Annotated[dict[LabelName, Annotated[str, Field(max_length=4096)]],
 
 
 class Toleration(Section):
-    """A taint that the pods bear, in Kubernetes' words."""
+    """A taint that the pods tolerate, in Kubernetes' terms."""
 
     key: str = Field(min_length=1, max_length=316)
     operator: Literal["Exists", "Equal"] = "Exists"

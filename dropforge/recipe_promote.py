@@ -43,16 +43,16 @@ Limit = Annotated[float, Field(ge=-1e15, le=1e15)]
 
 
 class Guard(Section):
-    """A metric that does not decide, but that no champion may fall behind with."""
+    """A metric that does not decide, but has a limit that every champion must meet."""
 
     metric: Metric | Measured | HeldOut
     """As in `promote.metric`; of the rows of `evaluate.holdout` (`holdout/...`); the model's size and speed, which the
     evaluation measures of both models (`model/...`); or what the run has used up to the verdict (`cost/...`, which has
     limits only)."""
     at_least: Limit | None = None
-    """The lowest value that is let pass."""
+    """The lowest value that passes."""
     at_most: Limit | None = None
-    """The highest value that is let pass."""
+    """The highest value that passes."""
     max_regression: float | None = Field(default=None, ge=0, lt=1)
     """How much worse than the champion's it may be, as a fraction of that; 0 for not at all."""
 
@@ -73,7 +73,7 @@ class Slices(Section):
     top: int = Field(default=10, ge=1, le=50)
     """The slices with the most rows; all others together are one more."""
     min_rows: int = Field(default=20, ge=1, le=1_000_000_000)
-    """A slice of fewer rows is not measured, which its line in the verdict says."""
+    """A slice of fewer rows is not measured; the verdict lists it."""
     guards: tuple[Guard, ...] = Field(default=(), max_length=5, strict=False)
     """Limits that hold in each slice that is measured."""
 
@@ -84,7 +84,7 @@ class Stale(Section):
     after_days: float = Field(gt=0, le=3650)
     """Days since the champion's version was registered."""
     min_improvement: float = Field(ge=-1, lt=1)
-    """Enough then, instead of `promote.min_improvement`; negative tolerates a regression."""
+    """Needed gain then, instead of `promote.min_improvement`; negative tolerates a regression."""
 
 
 class Promote(Section):
@@ -99,7 +99,7 @@ class Promote(Section):
     min_improvement: float = Field(default=0.0, ge=-1, lt=1)
     """Needed gain over the champion, as a fraction; negative tolerates a regression."""
     confidence: float | None = Field(default=None, ge=0.5, le=0.999)
-    """How sure the gain over the champion must be, as 0.95: then the whole of its interval must be above
+    """How sure the gain over the champion must be, as 0.95: then its complete interval must be above
     `min_improvement`. The interval is that of a paired bootstrap over the evaluation rows."""
     better_than_base: bool = True
     """The candidate must also beat the model it started from."""
@@ -110,7 +110,7 @@ class Promote(Section):
     stale: Stale | None = None
     """What is enough against an old champion; without it its age does not count."""
     input_example: bool = True
-    """What one evaluation row asks is kept in the model's folder, and shown in MLflow, as an example of an input. It is
-    masked as all rows are (`curation.pii`)."""
+    """The input of one evaluation row is kept in the model's folder, and shown in MLflow, as an example of an input. It
+    is masked as all rows are (`curation.pii`)."""
     approval: Approval | None = None
     """A user must approve before the alias moves; without this section the rule alone decides."""

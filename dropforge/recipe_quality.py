@@ -17,17 +17,17 @@ class Gopher(Section):
     off."""
 
     min_words: Number | None = 50
-    """A row with fewer words goes."""
+    """A row with fewer words is removed."""
     max_words: Number | None = 100_000
-    """A row with more words goes."""
+    """A row with more words is removed."""
     min_mean_word_length: Annotated[float, Field(ge=0, le=1000)] | None = 3.0
     """Characters; words of scripts without spaces do not count."""
     max_mean_word_length: Annotated[float, Field(ge=0, le=1000)] | None = 10.0
     """Characters."""
     max_hashes: Annotated[float, Field(ge=0, le=1000)] | None = 0.1
-    """`#` for each word."""
+    """`#` per word."""
     max_ellipses: Annotated[float, Field(ge=0, le=1000)] | None = 0.1
-    """`...` and `…` for each word."""
+    """`...` and `…` per word."""
     max_bullet_lines: Share | None = 0.9
     """Share of the lines that begin with a bullet."""
     max_ellipsis_lines: Share | None = 0.3
@@ -35,7 +35,7 @@ class Gopher(Section):
     min_alphabetic_words: Share | None = 0.8
     """Share of the words with at least one letter."""
     min_stop_words: Number | None = 2
-    """So many different words of `stop_words` must occur."""
+    """Number of different words of `stop_words` that must occur."""
     stop_words: Annotated[
         tuple[Annotated[str, Field(pattern=r"^\S{1,64}$")], ...], Field(strict=False, max_length=1000)
     ] = ("the", "be", "to", "of", "and", "that", "have", "with")
@@ -75,26 +75,26 @@ class GopherRepetition(Section):
 
 class C4(Section):
     """C4's rules (Raffel et al. 2020, section 2.2, https://jmlr.org/papers/v21/20-074.html). Those on lines change the
-    text: a line that breaks one goes, and the row stays."""
+    text: a line that breaks one is removed, and the row stays."""
 
     terminal_punctuation: bool = True
-    """On lines: one that ends with no full stop, question mark, exclamation mark or quotation mark goes."""
+    """On lines: one that ends with no full stop, question mark, exclamation mark or quotation mark is removed."""
     min_words: Number | None = 3
-    """On lines: one with fewer words goes; null turns it off."""
+    """On lines: one with fewer words is removed; null turns it off."""
     max_word_characters: Number | None = 1000
-    """On lines: one with a longer word goes; null turns it off."""
+    """On lines: one with a longer word is removed; null turns it off."""
     javascript: bool = True
-    """On lines: one that says Javascript goes."""
+    """On lines: one that contains Javascript is removed."""
     policies: bool = True
-    """On lines: one on cookies, privacy policies or terms of use goes."""
+    """On lines: one on cookies, privacy policies or terms of use is removed."""
     citations: bool = True
-    """On lines: marks like `[1]` and `[citation needed]` go."""
+    """On lines: marks like `[1]` and `[citation needed]` are removed."""
     lorem_ipsum: bool = True
-    """A row that says lorem ipsum goes."""
+    """A row that contains lorem ipsum is removed."""
     curly_bracket: bool = True
-    """A row with a curly bracket goes; so does most code."""
+    """A row with a curly bracket is removed; so is most code."""
     min_sentences: Number | None = 5
-    """A row with fewer sentences in the lines that stay goes; null turns it off."""
+    """A row with fewer sentences in the lines that stay is removed; null turns it off."""
 
 
 class Quality(Section):
@@ -107,11 +107,11 @@ class Quality(Section):
     c4: C4 | None = None
     """C4's rules."""
     of: Literal["answers", "all"] = "answers"
-    """What a conversation is judged by: the assistant's messages, or all. A text is judged whole."""
+    """What a conversation is judged by: the assistant's messages, or all. A text is judged as a whole."""
 
 
 class Language(Section):
-    """Which languages stay."""
+    """Which languages are kept."""
 
     keep: Annotated[tuple[Annotated[str, Field(pattern=r"^[a-z]{2,3}$")], ...], Field(strict=False, min_length=1)]
     """Codes as `[en, de]` (ISO 639)."""

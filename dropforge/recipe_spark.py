@@ -16,7 +16,7 @@ _MEMORY = r"^[1-9][0-9]{0,5}[mg]$"
 
 
 class SparkCluster(Section):
-    """Driver and executors as pods: what they are made of, and where they work."""
+    """Driver and executors as pods: their image, resources and nodes."""
 
     submit: Literal["operator", "spark-submit"] = "operator"
     """`operator` makes a SparkApplication for the Spark operator; `spark-submit` a Job whose one pod is the driver."""
@@ -25,29 +25,30 @@ class SparkCluster(Section):
     namespace: str = Field(default="default", pattern=_NAME)
     """One that the Spark operator watches."""
     service_account: str = Field(default="spark", pattern=_NAME)
-    """Of driver and executors; the driver makes the executors by it."""
+    """Of driver and executors; the driver creates the executors with it."""
     executors: int = Field(default=2, ge=1, le=1000)
     """Executor pods; the driver is one more."""
     cores: int = Field(default=1, ge=1, le=256)
     """Tasks at a time in each pod."""
     memory: str = Field(default="2g", pattern=_MEMORY)
-    """Memory of Java in each pod, as `512m` or `2g`; Python's share comes on top."""
+    """Memory of Java in each pod, such as `512m` or `2g`; Python's share comes on top."""
     cpu_request: str | None = Field(default=None, pattern=r"^[1-9][0-9]{0,5}m?$")
-    """What each pod asks of its node, as `500m`; null is `cores`."""
+    """What each pod requests of its node, such as `500m`; null is `cores`."""
     node_selector: dict[Annotated[str, Field(min_length=1, max_length=316)], Annotated[str, Field(max_length=63)]] = (
         Field(default_factory=dict, max_length=50)
     )
-    """Labels of the nodes, as `{kubernetes.io/arch: arm64}`."""
+    """Labels of the nodes, for example `{kubernetes.io/arch: arm64}`."""
     tolerations: Tolerations = ()
     """Taints that the pods tolerate."""
     image_pull_secrets: PullSecrets = ()
-    """Secrets of the namespace by which the image is pulled from a registry that asks for a login."""
+    """Secrets of the namespace with which the image is pulled from a registry that requires a login."""
     run_as: int | None = Field(default=USER, ge=1, le=2**31 - 1)
-    """User id of the pods, held to Kubernetes' restricted Pod Security Standard; null leaves it to the image."""
+    """User id of the pods, which then follow Kubernetes' restricted Pod Security Standard; null leaves it to the
+    image."""
     volumes: Annotated[tuple[Volume, ...], Field(strict=False, max_length=50)] = ()
     """Claims that every pod mounts; one of them, written by all, holds the work folder."""
     work_path: str = Field(default="/work", pattern=r"^/[^\s:]+$")
-    """Where driver and executors share what is unfinished, within one of the `volumes`."""
+    """Where driver and executors share unfinished files, within one of the `volumes`."""
     entrypoint: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False, max_length=20)] = ()
     """Command of the pods, which is given Spark's `driver` or `executor`; none is the image's own."""
     code: str = Field(default="/opt/dropforge", pattern=r"^/[^\s:]+$")
@@ -72,9 +73,9 @@ class SparkCluster(Section):
 
 
 class Spark(Section):
-    """Of `curation.engine: spark`."""
+    """Settings of `curation.engine: spark`."""
 
     driver_memory: str = Field(default="2g", pattern=_MEMORY)
-    """Memory of the Java process on this machine, as `512m` or `2g`; the Python processes beside it take theirs."""
+    """Memory of the Java process on this machine, such as `512m` or `2g`; the Python processes beside it need more."""
     cluster: SparkCluster | None = None
-    """Pods on Kubernetes instead of this machine, as `{image: ..., volumes: [...]}`."""
+    """Pods on Kubernetes instead of this machine, for example `{image: ..., volumes: [...]}`."""

@@ -24,10 +24,10 @@ class Volume(Section):
     sub_path: str = Field(default="", pattern=r"^(\.?[^/.][^/]*(/\.?[^/.][^/]*)*)?$")
     """The part of it that is mounted."""
     read_only: bool = True
-    """Whether pods may not write to it."""
+    """Whether pods can only read it."""
     storage: Kind | None = None
-    """Its storage: `disk` of one node, each `node`'s own, or shared by all: `nfs`, `lustre`, `virtiofs`. What
-    cannot work on it is refused then; null refuses nothing."""
+    """Its storage: `disk` of one node, each `node`'s own, or shared by all: `nfs`, `lustre`, `virtiofs`. Settings that
+    cannot work on it are then refused; null refuses nothing."""
 
 
 def nearest(folder: str, asked: Sequence[Volume]) -> Volume | None:

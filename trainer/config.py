@@ -92,7 +92,7 @@ class Freeze:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """When training ends before its steps do."""
+    """When training ends before its last step."""
 
     patience: int
     min_delta: float

@@ -49,7 +49,7 @@ _COMMANDS: Final = """# Command reference
 All commands of `dropforge`, as `dropforge COMMAND --help` describes them. The trainer has
 [commands of its own](trainer-commands.md).
 
-A command ends with exit code 0 if it did what it should, and 2 with an error that names the cause and the fix; commands
+A command ends with exit code 0 if it succeeded, and 2 with an error that names the cause and the fix; commands
 that use other codes say so.
 
 """

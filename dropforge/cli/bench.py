@@ -46,7 +46,7 @@ from dropforge.store import S3Store, Store
 from dropforge.terminal import Console, Text
 from dropforge.text import counted
 
-app = typer.Typer(help="Measure what the places where trainings run are able to do.", no_args_is_help=True)
+app = typer.Typer(help="Measure the hardware that trainings run on.", no_args_is_help=True)
 
 _LARGEST: Final = {True: 1 << 30, False: 64 << 20}  # bytes, with GPUs and without
 _SLOW: Final = 1
@@ -55,7 +55,7 @@ _MEETING: Final = 600  # seconds that ranks may take to start and meet, once all
 
 @app.callback()
 def bench() -> None:
-    """Measure what the places where trainings run are able to do."""
+    """Measure the hardware that trainings run on."""
 
 
 @app.command("network")
@@ -65,19 +65,21 @@ def network(
     backend: Annotated[
         str | None, typer.Option(help="kubernetes, or local for processes of this machine. [default: the recipe's]")
     ] = None,
-    keep_it: Annotated[bool, typer.Option("--keep", help="Hold later measurements of such nodes to this one.")] = False,
+    keep_it: Annotated[
+        bool, typer.Option("--keep", help="Compare later measurements of such nodes with this one.")
+    ] = False,
     tolerance: Annotated[
-        float, typer.Option(help="Per cent below what is expected that are tolerated.", min=0, max=99)
+        float, typer.Option(help="Percent below the expected value that are tolerated.", min=0, max=99)
     ] = 15,
     seconds: Annotated[float, typer.Option(help="About how long ranks measure.", min=1, max=3600)] = 60,
-    patience: Annotated[float, typer.Option(help="Minutes until the pods have to run.", min=0.1, max=10080)] = 30,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; what happens meanwhile is on stderr.")] = False,
+    patience: Annotated[float, typer.Option(help="Minutes within which the pods must run.", min=0.1, max=10080)] = 30,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")] = False,
     state: StateOption = None,
 ) -> None:
     """Measure the network between the pods of a recipe: its image, nodes, fabric, variables and queue.
 
-    A job of its own measures collectives over a range of sizes, and is removed again, also at Ctrl-C. The figures are
-    held to published ones of the instance, and to those that were kept of such nodes.
+    A separate job measures collectives over a range of sizes, and is removed again, also at Ctrl-C. The figures are
+    compared with published ones of the instance, and with stored ones of such nodes.
 
     Exit code 1 if the network is slower than expected, 2 if nothing could be measured.
     """

@@ -50,7 +50,7 @@ _SPARK_RIGHTS: Final = {
 class Asked:
     """What is to be run.
 
-    :param job: its PyTorchJob. :param account: of the tasks, as NAMESPACE:NAME, whose rights are looked at; else the
+    :param job: its PyTorchJob. :param account: of the tasks, as NAMESPACE:NAME, whose rights are checked; else the
         user's own. :param ahead: the PyTorchJob that tokenises before it, if one does.
     """
 

@@ -44,7 +44,7 @@ def curate(
         ),
     ],
     sample: Annotated[
-        int | None, typer.Option(help="Look at about so many rows of all files; nothing is published.", min=100)
+        int | None, typer.Option(help="Sample about this many rows of all files; nothing is published.", min=100)
     ] = None,
     card: Annotated[Path | None, typer.Option(help="HTML file for the card.", dir_okay=False)] = None,
     out: Annotated[
@@ -59,8 +59,8 @@ def curate(
 ) -> None:
     """Make a dataset version outside Airflow, or look at a sample of it first.
 
-    Says where the rows go and why, what the gate finds, and of a sample how long the whole would take. Without
-    --recipe the data's own `recipe.yaml` counts, over the recipe of the family in the bucket, else over the preset.
+    Shows what happens to the rows and why, what the gate finds, and for a sample how long all data would take. Without
+    --recipe the data's own `recipe.yaml` is used, over the family's recipe in the bucket, otherwise over the preset.
     """
     try:
         from curation.earlier import mark

@@ -21,7 +21,7 @@ def dags(
 ) -> None:
     """Write the DAG files into a folder of your own Airflow, where this package is installed too.
 
-    Families are read from DROPFORGE_FAMILIES, else from the folder `families` beside the one of the DAG files.
+    Families are read from DROPFORGE_FAMILIES, otherwise from the folder `families` beside the folder of the DAG files.
     """
     wanted = {path.name: path.read_bytes() for path in sorted((source_root() / "dags").glob("*.py"))}
     there = {name: (to / name).read_bytes() for name in wanted if (to / name).exists()}

@@ -23,7 +23,9 @@ console = Console(soft_wrap=True)
 
 
 def explain(
-    dataset: Annotated[str, typer.Argument(help=f"{RUN_HELP} Or a dataset: FAMILY/DIGEST; its first digits do.")],
+    dataset: Annotated[
+        str, typer.Argument(help=f"{RUN_HELP} Or a dataset: FAMILY/DIGEST; its first digits are enough.")
+    ],
     row: Annotated[str, typer.Argument(help="FILE:LINE, FILE@POSITION of the ledger, or a content key.")],
     store: Annotated[str | None, typer.Option(help="Where datasets are.", show_default="the stack's bucket")] = None,
     state: StateOption = None,

@@ -24,7 +24,7 @@ from dropforge.settings import Settings
 from dropforge.terminal import Console, Text
 
 _SHOWN = 40  # changed keys
-app = typer.Typer(help="The recipe of a family, which its drops are trained with.", no_args_is_help=True)
+app = typer.Typer(help="Show or set the recipe that a family's drops are trained with.", no_args_is_help=True)
 console = Console(soft_wrap=True)
 FamilyArgument = Annotated[str, typer.Argument(help="Name of the model family.", metavar="FAMILY")]
 

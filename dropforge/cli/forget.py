@@ -32,7 +32,7 @@ def forget(
     group: Annotated[str | None, typer.Option(help="Forget all rows of this group instead.")] = None,
     state: StateOption = None,
 ) -> None:
-    """Make a version without a row or a group, now and for all later drops, and name the models that know it.
+    """Make a version without a row or a group, now and for all later drops, and name the models trained on it.
 
     For families whose versions cover all their drops: `curation: {scope: family}` in the family's recipe.
     """
@@ -103,7 +103,7 @@ def rebuild(
     family: Annotated[str, typer.Argument(help="Name of the model family.")],
     state: StateOption = None,
 ) -> None:
-    """Curate all drops of a family again: the same versions come out, and what is missing of their state is restored.
+    """Curate all drops of a family again: the versions are the same, and missing state is restored.
 
     For families whose versions cover all their drops: `curation: {scope: family}` in the family's recipe.
     """

@@ -31,12 +31,12 @@ ServicesArgument = Annotated[
 ]
 RegistryOption = Annotated[str, typer.Option(metavar="HOST[/PATH]", help="Registry that the names begin with.")]
 TagOption = Annotated[str | None, typer.Option(help="Tag of the images. [default: Dropforge's version]")]
-PlatformOption = Annotated[list[str], typer.Option("--platform", help="What they are for; repeat it for several.")]
+PlatformOption = Annotated[list[str], typer.Option("--platform", help="Platform of the images; repeat it for several.")]
 ArgumentOption = Annotated[
     list[str] | None, typer.Option("--build-arg", metavar="NAME=VALUE", help="Such as VARIANT=cpu or BASE=IMAGE.")
 ]
 EngineOption = Annotated[
-    str | None, typer.Option(help=f"{', '.join(images.ENGINES)}. [default: the first of them that is there]")
+    str | None, typer.Option(help=f"{', '.join(images.ENGINES)}. [default: the first of them that is installed]")
 ]
 LockOption = Annotated[Path, typer.Option(help="File for the images' addresses by digest.")]
 
@@ -72,9 +72,9 @@ def push_command(
         ),
     ] = "",
 ) -> None:
-    """Build the images, push them, and write their digests. Amazon's repositories are made, and its login done.
+    """Build the images, push them, and write their digests. Amazon's repositories are created, and its login is done.
 
-    Into other registries you log in beforehand with the engine's own `login`.
+    For other registries, log in beforehand with the engine's own `login`.
     """
     if sign:
         _need_cosign()
@@ -101,7 +101,7 @@ def verify_command(
     services: ServicesArgument = None,
     lock: LockOption = Path(images.LOCK),
 ) -> None:
-    """Look whether the images of the lock file are signed by a key. Exit code 1 if one is not."""
+    """Check whether the images of the lock file are signed by a key. Exit code 1 if one is not."""
     _need_cosign()
     signatures.check_key(key)
     there = images.addresses(lock.read_text() if lock.exists() else "")

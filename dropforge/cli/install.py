@@ -32,7 +32,7 @@ _NOTE = "A bucket that there is (--notify)"
 def install(  # one option per name that an account may choose
     plan: Annotated[
         bool,
-        typer.Option("--plan", help="Print what is installed in which order: why, by which commands, how to check."),
+        typer.Option("--plan", help="Print the steps in their order: why, with which commands, how to check."),
     ] = False,
     size: Annotated[str, typer.Option(help="laptop (not on eks), team or production.", rich_help_panel=_PLAN)] = "team",
     on: Annotated[str, typer.Option(help="eks, nebius or any.", rich_help_panel=_PLAN)] = "any",
@@ -64,29 +64,29 @@ def install(  # one option per name that an account may choose
     namespace: Annotated[
         list[str] | None,
         typer.Option(
-            help="Namespace of trainings; may be given again with --aws.", show_default="training", rich_help_panel=_AWS
+            help="Namespace of trainings; may be repeated with --aws.", show_default="training", rich_help_panel=_AWS
         ),
     ] = None,
     existing_bucket: Annotated[
         bool,
-        typer.Option("--existing-bucket", help="The bucket is there: leave it as it is.", rich_help_panel=_AWS),
+        typer.Option("--existing-bucket", help="The bucket exists: do not change it.", rich_help_panel=_AWS),
     ] = False,
     drop_bucket: Annotated[
         list[str] | None,
-        typer.Option(help="Another bucket that drops come from; may be given again.", rich_help_panel=_AWS),
+        typer.Option(help="Another bucket that drops come from; may be repeated.", rich_help_panel=_AWS),
     ] = None,
     kms_key: Annotated[
-        str, typer.Option(help="ARN of a KMS key for the bucket; S3's own if none.", rich_help_panel=_AWS)
+        str, typer.Option(help="ARN of a KMS key for the bucket; S3's own key by default.", rich_help_panel=_AWS)
     ] = "",
     logs_bucket: Annotated[
         str,
         typer.Option(
-            help="Instead of all that: the bucket of Loki, with the role of its account.", rich_help_panel=_AWS
+            help="Instead of all this: the bucket of Loki, with the role of its account.", rich_help_panel=_AWS
         ),
     ] = "",
     apply: Annotated[bool, typer.Option("--apply", help="Set the notification.", rich_help_panel=_NOTE)] = False,
 ) -> None:
-    """Print the order of an installation, or what an AWS account has to have; or let a bucket notify the queue.
+    """Print the steps of an installation, or what an AWS account needs; or let a bucket notify the queue.
 
     Apply the template with `aws cloudformation deploy --template-file FILE --capabilities CAPABILITY_IAM`.
     """

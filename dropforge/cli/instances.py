@@ -31,7 +31,7 @@ def instances(
     output: OutputOption = Output.TABLE,
     as_json: Annotated[bool, typer.Option("--json", help="As `-o json`.", hidden=True)] = False,
 ) -> None:
-    """List instances with room for such a pod, the smallest first, and what one pod on each may ask for."""
+    """List instances with room for such a pod, the smallest first, and what one pod on each may request."""
     among = read()
     if name is not None:
         found = [find(name, among)]

@@ -36,7 +36,7 @@ def letters(
     limit: Annotated[int, typer.Option(help="How many drops, and how many messages, at most.", min=1)] = 100,
     state: StateOption = None,
 ) -> None:
-    """List dead letters: messages that are no S3 event, and finished drops that cannot be used, with the reason.
+    """List dead letters: messages that are not S3 events, and finished drops that cannot be used, with the reason.
 
     With an ID the whole message is shown. Fix what was wrong, then send it again:
     dropforge letters support/2026-11-20 --replay

@@ -39,15 +39,15 @@ def logs(
     run: RunArgument,
     pod: Annotated[str | None, typer.Option("--pod", "-p", help="Only this pod.", show_default="all")] = None,
     rank: Annotated[int | None, typer.Option("--rank", "-r", help="Only this rank.", min=0, show_default="all")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", "-n", help="Only the last so many lines.", min=1)] = None,
+    tail: Annotated[int | None, typer.Option("--tail", "-n", help="Only this many of the last lines.", min=1)] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Also the lines for programs (`@progress {...}`).")] = False,
     watch: Annotated[bool, typer.Option("--follow", help="Keep showing new lines until the run is over.")] = False,
     state: StateOption = None,
 ) -> None:
-    """Print the whole log of a run's training, all tries and pods in the order of time.
+    """Print the complete log of a run's training, all attempts and pods in chronological order.
 
-    The trainer stores it once a minute, at first sooner; what --follow prints comes no sooner. Airflow's log of the
-    task `train` has it at once, up to its limit.
+    The trainer stores it once a minute, at first more often; --follow prints it with the same delay. Airflow's log of
+    the task `train` has it at once, up to its limit.
     """
     connection = connect(state)
     run = find_name(connection, run)

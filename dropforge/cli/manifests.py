@@ -54,13 +54,15 @@ def manifests(
         ),
     ],
     namespace: Annotated[
-        list[str] | None, typer.Option(help="Namespace of trainings; may be given again.", show_default="training")
+        list[str] | None, typer.Option(help="Namespace of trainings; may be repeated.", show_default="training")
     ] = None,
     size: Annotated[str, typer.Option(help="laptop, team or production.")] = "team",
     image: Annotated[str, typer.Option(help="job-triggerer, watching: Airflow's image.")] = "",
     cluster: Annotated[str, typer.Option(help="node-pools: the EKS cluster.")] = "",
-    instance: Annotated[list[str] | None, typer.Option(help="node-pools: of `dropforge instances`; again.")] = None,
-    nodes: Annotated[int, typer.Option(help="node-pools: at most so many of each.")] = 2,
+    instance: Annotated[
+        list[str] | None, typer.Option(help="node-pools: a name from `dropforge instances`; may be repeated.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(help="node-pools: largest number of each.")] = 2,
     zone: Annotated[str, typer.Option(help="node-pools: the only zone.")] = "",
     capacity: Annotated[str, typer.Option(help="node-pools: on-demand, spot or reserved.")] = "on-demand",
     reservation: Annotated[str, typer.Option(help="node-pools: id of a capacity reservation or block.")] = "",
@@ -68,18 +70,20 @@ def manifests(
     security_group: Annotated[str, typer.Option(help="storage-classes: of FSx.")] = "",
     file_system: Annotated[str, typer.Option(help="storage-classes: of EFS.")] = "",
     recipe: Annotated[str, typer.Option(help="claims: the preset or file whose volumes are claimed.")] = "",
-    gigabytes: Annotated[int, typer.Option(help="claims: of each, or the least that its storage has.")] = 100,
+    gigabytes: Annotated[int, typer.Option(help="claims: of each, or the smallest size of its storage.")] = 100,
     node_path: Annotated[
         str, typer.Option(help="claims: the folder of each node's own disk; teams get folders of their own in it.")
     ] = "/mnt/dropforge",
     port: Annotated[
         list[int] | None,
-        typer.Option(help="network-policies: of S3 or Kubernetes' API, beside 443; again.", min=1, max=65535),
+        typer.Option(
+            help="network-policies: of S3 or Kubernetes' API, besides 443; may be repeated.", min=1, max=65535
+        ),
     ] = None,
     registry: Annotated[str, typer.Option(help="image-policy: HOST or HOST/PATH of the images.")] = "",
     key: Annotated[str, typer.Option(help="image-policy: the public key's file, or its address in a KMS.")] = "",
 ) -> None:
-    """Print manifests: `dropforge manifests namespaces rights | kubectl apply -f -`. Nothing is changed by it."""
+    """Print manifests: `dropforge manifests namespaces rights | kubectl apply -f -`. It changes nothing itself."""
     if size not in SIZES:
         raise DropforgeError(f"size {size!r}", "there is none such", f"Give {', '.join(SIZES)}")
     training = tuple(namespace or ("training",))

@@ -21,8 +21,8 @@ from dropforge.terminal import Console
 def metrics(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.", min=0, max=65535)] = PORT,
-    every: Annotated[float, typer.Option(help="Seconds between two looks at ledger, MLflow and Airflow.", min=1)] = 30,
-    once: Annotated[bool, typer.Option("--once", help="Look once, print the metrics and end.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two reads of ledger, MLflow and Airflow.", min=1)] = 30,
+    once: Annotated[bool, typer.Option("--once", help="Read once, print the metrics and end.")] = False,
     state: StateOption = None,
 ) -> None:
     """Serve the metrics of drops, runs and trainings for Prometheus, at /metrics."""

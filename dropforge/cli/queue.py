@@ -81,7 +81,7 @@ def hold(run: RunArgument, state: StateOption = None) -> None:
 
 @app.command("release")
 def release(run: RunArgument, state: StateOption = None) -> None:
-    """Let a run go that was held back; it has the place in the queue that it had."""
+    """Release a run that was held back; it keeps its place in the queue."""
     named = _stand(run, state, held=False)
     console.print(Text(f"{named.title} is released"))
 
@@ -92,7 +92,7 @@ def priority(
     number: Annotated[int, typer.Argument(help="The highest goes first; 0 by default.", metavar="N")],
     state: StateOption = None,
 ) -> None:
-    """Give a waiting run a priority. It is its job's: the next job of the run begins with 0 again."""
+    """Give a waiting run a priority. It applies to its current job: the run's next job begins with 0 again."""
     named = _stand(run, state, priority=number)
     console.print(Text(f"{named.title} has priority {number}"))
 

@@ -20,7 +20,7 @@ from dropforge.placement.teams_file import read_teams
 from dropforge.recipes import load_recipe
 from dropforge.terminal import Console, Text
 
-app = typer.Typer(no_args_is_help=True, help="Queues of teams: Kueue's objects of one small file.")
+app = typer.Typer(no_args_is_help=True, help="Queues of teams: Kueue's objects from one small file.")
 FileArgument = Annotated[Path, typer.Argument(help="The file of teams.", metavar="[FILE]")]
 console = Console(soft_wrap=True)
 
@@ -35,7 +35,7 @@ def render_command(file: FileArgument = Path(FILE)) -> None:
 
 @app.command("fits")
 def fits(recipe: RecipeArgument, file: FileArgument = Path(FILE)) -> None:
-    """Show which flavors have room for a recipe's pods in its team's queue. Fails if none ever has."""
+    """Show which flavors have room for a recipe's pods in its team's queue. Fails if none can ever have it."""
     chosen = load_recipe(recipe)
     room = room_for(read_teams(file), chosen, train_job(example_run(chosen, "example", "dropforge"), chosen))
     for words, flavors in (("of its own", room.own), ("by borrowing what others leave", room.borrowed)):

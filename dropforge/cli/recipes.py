@@ -70,7 +70,7 @@ def render(
     bucket: Annotated[str, typer.Option(help="Bucket of the run's folder.")] = "dropforge",
     job: Annotated[str, typer.Option(help="Which job: curate, tokenise, train or evaluate.")] = "train",
 ) -> None:
-    """Print the PyTorchJob that a recipe becomes; of `curate` the SparkApplication, or the Job of Spark's driver."""
+    """Print the PyTorchJob of a recipe; for `curate` the SparkApplication, or the Job of Spark's driver."""
     from kubeflow_training.jobs.manifest import pytorch_job
 
     builders = {"tokenise": tokenise_job, "train": train_job, "evaluate": evaluate_job}
@@ -108,8 +108,9 @@ def plan(
 ) -> None:
     """Print steps, tokens, memory per rank, hours, cost and what would be done; starts nothing.
 
-    A recipe that extends nothing and names no base is merged over the default preset, as that of a drop. Fails if the
-    memory is clearly too small, or if the stack that runs here does not let it read what it names, as the run would.
+    A recipe that extends nothing and names no base is merged over the default preset, like the recipe of a drop. Fails
+    if the memory is clearly too small, or if the stack that runs here does not let it read what it names, as the run
+    would.
     """
     loaded = build_recipe(over_preset(read_named(recipe)))
     size = rows = None

@@ -40,9 +40,9 @@ def resume(
     """Resume a run that failed or was stopped, in the same MLflow run.
 
     The first stage that did not succeed runs again, and those after it. A training resumes from its newest complete
-    checkpoint. With --from it resumes from an older one: the newer ones stay where they are, but no resume takes them
-    until you name one of them with --from, and the training replaces them when it comes past their steps. A trial that
-    its sweep has stopped is refused.
+    checkpoint. With --from it resumes from an older one: the newer ones stay where they are, but no resume uses them
+    until you name one of them with --from, and the training replaces them when it reaches their steps. A trial that its
+    sweep has stopped is refused.
     """
     step = None if begin is None else _step(begin)
     connection = connect(state)

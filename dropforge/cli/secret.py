@@ -23,7 +23,7 @@ def secret(
 ) -> None:
     """Print the secret with which training pods reach this stack, for `| kubectl apply -f -`. It holds credentials.
 
-    HF_TOKEN and HF_ENDPOINT of this environment are among them.
+    They include HF_TOKEN and HF_ENDPOINT of this environment.
     """
     stack = running_stack(state, "Start it with `dropforge up --pod-host ADDRESS`")
     own = {name: value for name in OF_THE_HUB if (value := os.environ.get(name))}

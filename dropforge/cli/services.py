@@ -140,7 +140,7 @@ def doctor(
     ] = False,
     cluster: Annotated[
         bool,
-        typer.Option("--cluster", help="Look whether the cluster of your kubeconfig could run a recipe's jobs."),
+        typer.Option("--cluster", help="Check whether the cluster of your kubeconfig can run a recipe's jobs."),
     ] = False,
     recipe: Annotated[
         str | None,
@@ -149,7 +149,7 @@ def doctor(
     account: Annotated[
         str,
         typer.Option(
-            help="With --cluster, the service account of the tasks, whose rights are looked at.",
+            help="With --cluster, the service account of the tasks, whose rights are checked.",
             metavar="NAMESPACE:NAME",
             show_default="yours",
         ),
@@ -164,8 +164,13 @@ def doctor(
         ),
     ] = "",
 ) -> None:
+<<<<<<< HEAD
     """Check this machine: versions, disk, memory, ports, clock; with --watcher, the way of a drop to Airflow; or with
     --cluster, what a recipe's jobs need of a cluster. Nothing is changed there; the pod of --pod is removed again.
+=======
+    """Check this machine: versions, disk, memory, ports, clock; with --watcher, the path of a drop to Airflow; or with
+    --cluster, what a recipe's jobs need from a cluster. Nothing is changed there.
+>>>>>>> 39782f89 (Texts of recipe keys and commands in plain English; all pages but the one of security are held to the usual words)
 
     Exit code 1 if something would not work.
     """

@@ -23,15 +23,15 @@ _POD_SHELL = ("sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
 def shell(
     run: RunArgument,
     command: Annotated[
-        list[str] | None, typer.Argument(help="What to run instead of a shell; behind --.", metavar="[-- COMMAND...]")
+        list[str] | None, typer.Argument(help="What to run instead of a shell; after --.", metavar="[-- COMMAND...]")
     ] = None,
-    rank: Annotated[int, typer.Option("--rank", "-r", help="Of which rank.", min=0)] = 0,
+    rank: Annotated[int, typer.Option("--rank", "-r", help="The rank.", min=0)] = 0,
     state: StateOption = None,
 ) -> None:
-    """Open a shell where a rank works, and end with its exit code.
+    """Open a shell where a rank runs, and end with its exit code.
 
     On a cluster: in the rank's pod, with the rights of your kubeconfig (`create` on pods/exec). On this machine: in the
-    rank's working folder and with its environment, its secrets among it; only for the user whose process it is.
+    rank's working folder and with its environment, including its secrets; only for the user whose process it is.
     """
     connection = connect(state)
     named = find(connection, run)

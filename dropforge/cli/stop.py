@@ -32,8 +32,8 @@ def stop(
     """Cancel a run, and wait until its processes are gone.
 
     The ranks get SIGTERM and, within `compute.grace_seconds`, save a checkpoint; `dropforge resume RUN` resumes from
-    it. Nothing is deleted. Ends with 0 once none of its processes runs, also if it was over before; with 1 if you
-    say no, or it cannot be seen from here whether its processes are gone.
+    it. Nothing is deleted. Ends with 0 once none of its processes runs, also if it had ended before; with 1 if you
+    answer no, or if it cannot be checked from here whether its processes are gone.
     """
     connection = connect(state)
     named = find(connection, run)

@@ -57,9 +57,9 @@ def submit(
     as_json: Annotated[bool, typer.Option("--json", help="Print where the run is as JSON.")] = False,
     state: StateOption = None,
 ) -> None:
-    """Start a run of a recipe on data that are there already; `dropforge drop` uploads data.
+    """Start a run of a recipe on data that already exist; `dropforge drop` uploads data.
 
-    What is wrong with the recipe is reported before anything starts, as by `dropforge plan`. All of it wins over a
+    What is wrong with the recipe is reported before anything starts, as by `dropforge plan`. The recipe overrides a
     recipe.yaml of the drop. Waits until the run's plan is made, and reports if that fails.
     """
     preset, over = asked(recipe, change or (), data)

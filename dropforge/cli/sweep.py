@@ -54,13 +54,15 @@ def sweep(
     ] = None,
     data: Annotated[str | None, typer.Option(help=f"Other data: {OTHER}.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the trials, and start nothing.")] = False,
-    again: Annotated[int, typer.Option(help="The same sweep on the same data once more, by a number.", min=1)] = 1,
+    again: Annotated[
+        int, typer.Option(help="A higher number starts the same sweep on the same data again.", min=1)
+    ] = 1,
     watch: Annotated[bool, typer.Option("--follow", help="Follow it to its end.")] = False,
     state: StateOption = None,
 ) -> None:
     """Try values of a recipe's keys in trials side by side; the best model becomes the family's candidate.
 
-    Given once more, the command finds the sweep that it has started, and follows that.
+    Run again, the command finds the sweep that it has started, and follows it.
     """
     asked = read_sweep(file)
     if data is not None:

@@ -66,13 +66,13 @@ class Picture:
 def top(
     run: RunArgument,
     once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One picture as JSON.")] = False,
-    every: Annotated[float, typer.Option(help="Seconds between two pictures.", min=0.5)] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One snapshot as JSON.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two snapshots.", min=0.5)] = 2.0,
     state: StateOption = None,
 ) -> None:
-    """Show each rank of a run: pod, phase, node, CPU, memory, GPU and last sign of life; step, tokens/s and loss.
+    """Show each rank of a run: pod, phase, node, CPU, memory, GPU and last heartbeat; step, tokens/s and loss.
 
-    Ends with the run, or with Ctrl-C. Where the output is no terminal, one snapshot is printed.
+    Ends with the run, or with Ctrl-C. If the output is not a terminal, one snapshot is printed.
     """
     connection = connect(state)
     watcher = Watcher(connection, find(connection, run))

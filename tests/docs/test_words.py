@@ -17,12 +17,8 @@ USUAL = {
     r"\bstands\b": "is",
     r"\bnobody\b": "no user, or no part of the system",
 }
-#: Parts that are still to be rewritten, and what is written by the code.
-NOT_YET = (
-    "docs/reference/commands.md",
-    "docs/reference/recipe.md",
-    "docs/reference/security.md",
-)
+#: Parts that are still to be rewritten.
+NOT_YET = ("docs/reference/security.md",)
 READ = [
     page
     for page in pages()
@@ -37,8 +33,11 @@ def test_a_page_has_the_usual_words(page: Path) -> None:
     assert found == {}
 
 
-#: One alert on each part, and links from the alerts to all of them.
-LONG = ("docs/how-to/alert-runbooks.md",)
+LONG = (
+    "docs/how-to/alert-runbooks.md",  # one alert on each part, and links from the alerts to all of them
+    "docs/reference/commands.md",  # generated: a part for each command, which are looked up
+    "docs/reference/recipe.md",  # generated: a table for each section, which are looked up
+)
 
 
 @pytest.mark.parametrize(
