@@ -1,6 +1,6 @@
 #!/bin/sh
 # MLflow's server as soon as its database is there; its tables are brought up to this MLflow first.
-# Everybody who asks it logs in (dropforge/stack/mlflow_accounts.py). The database's password is in PGPASSWORD, so that it is
+# All clients log in (dropforge/stack/mlflow_accounts.py). The database's password is in PGPASSWORD, so that it is
 # in no address.
 set -eu
 look='import os, sqlalchemy; sqlalchemy.create_engine(os.environ["MLFLOW_BACKEND_STORE_URI"]).connect().close()'
