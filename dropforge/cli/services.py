@@ -164,13 +164,8 @@ def doctor(
         ),
     ] = "",
 ) -> None:
-<<<<<<< HEAD
-    """Check this machine: versions, disk, memory, ports, clock; with --watcher, the way of a drop to Airflow; or with
-    --cluster, what a recipe's jobs need of a cluster. Nothing is changed there; the pod of --pod is removed again.
-=======
     """Check this machine: versions, disk, memory, ports, clock; with --watcher, the path of a drop to Airflow; or with
-    --cluster, what a recipe's jobs need from a cluster. Nothing is changed there.
->>>>>>> 39782f89 (Texts of recipe keys and commands in plain English; all pages but the one of security are held to the usual words)
+    --cluster, what a recipe's jobs need from a cluster. Nothing is changed there; the pod of --pod is removed again.
 
     Exit code 1 if something would not work.
     """

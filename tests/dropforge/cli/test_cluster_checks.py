@@ -295,7 +295,7 @@ TOLD = {"libraries": {"torch": "2.11.0", "cuda": None}, "problems": []}
             [Level.OK, Level.FAIL],
             "AccessDenied",
         ),
-        ({"status": {"phase": "Failed"}}, "Traceback\nNo module named trainer", [Level.FAIL], "No module named trainer"),
+        ({"status": {"phase": "Failed"}}, "No module named trainer", [Level.FAIL], "No module named trainer"),
         (ENDED, '{"problems": 3}', [Level.FAIL], "did not answer"),
         (ENDED, "[" * 5000, [Level.FAIL], "did not answer"),
         (None, "", [Level.FAIL], "deleted"),
