@@ -93,7 +93,7 @@ def hopeless(pod: Mapping[str, Any]) -> str:
 def pod_findings(pod: Mapping[str, Any] | None, log: str) -> Iterator[Finding]:
     """What a pod that has ended, or never began, says. Pure. :param log: its whole log."""
     if pod is None:
-        yield Finding("pod's start", Level.FAIL, "it was deleted by somebody else", "Give the command again")
+        yield Finding("pod's start", Level.FAIL, "it was deleted meanwhile", "Give the command again")
         return
     if why := hopeless(pod):
         mend = "Correct `compute.image`, or name a registry's login in `compute.image_pull_secrets`"
