@@ -13,6 +13,7 @@ import pytest
 import yaml
 from mlflow.server.security_utils import is_allowed_host_header, should_block_cors_request
 
+from dropforge.run_limits import run_limits
 from tests.compose.server import ENV_SCRIPT, make_env
 from tests.images.dockerfile import REPOSITORY, VERSION
 
@@ -43,6 +44,16 @@ def test_no_service_takes_the_machines_memory_or_disk(service: dict[str, Any]) -
 def test_s3_is_published_by_a_file_of_its_own() -> None:
     more = yaml.safe_load((REPOSITORY / "images/objects/published.yaml").read_text())["services"]
     assert more == {"objects": {"ports": ["${BIND_ADDRESS:-127.0.0.1}:${S3_PORT:-9000}:9000"]}}
+
+
+def test_a_drop_may_not_ask_for_any_amount_by_default() -> None:
+    given = SERVICES["airflow-scheduler"]["environment"]["DROPFORGE_LIMITS"]
+    default = re.fullmatch(r"\$\{DROPFORGE_LIMITS-(.*)\}", given)
+    assert default is not None
+    found = run_limits({"DROPFORGE_LIMITS": default[1]})
+    assert {"nodes", "retries", "minutes", "bytes"} <= {
+        name for name, value in vars(found).items() if value is not None
+    }
 
 
 def test_another_s3_is_named_by_env() -> None:
