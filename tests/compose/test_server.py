@@ -21,6 +21,7 @@ import torch
 from mlflow import MlflowClient
 
 from tests.compose.server import ENGINE, PROJECT, WANTED, Server, engine
+from tests.images.dockerfile import REPOSITORY
 from tests.trainer.toy import sample_rows
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(2400)]
@@ -204,6 +205,36 @@ def test_a_restart_of_all_loses_nothing(server: Server, times: Times, tmp_path: 
     told = engine("exec", container, "dropforge", "drop", "/tmp/drop", "--family", "again", "--follow", timeout=400)
     times.note("another drop has ended")
     assert client.get_model_version_by_alias("again", "champion").version, told
+
+
+def page_commands(heading: str) -> list[str]:
+    """The blocks of commands below a heading of the page on operation."""
+    text = (REPOSITORY / "docs/how-to/install/docker-compose-operation.md").read_text()
+    part = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return [
+        re.sub("^    ", "", block, flags=re.MULTILINE) for block in re.findall(r"(?:^    .*\n)+", part, re.MULTILINE)
+    ]
+
+
+def test_a_backup_is_restored_by_the_commands_of_the_page(server: Server, times: Times, tmp_path: Path) -> None:
+    client = MlflowClient(server.client_env["MLFLOW_TRACKING_URI"])
+    before = client.get_model_version_by_alias("toy", "champion")
+    shutil.copy(server.env_file, tmp_path / ".env")
+    for part in page_commands("Back up and restore"):
+        lines = part.replace("dropforge-server_", f"{PROJECT}_").replace("docker.io/", "docker-image/").splitlines()
+        server.compose("down", *(["--volumes"] if "--volumes" in lines[0] else []))
+        assert lines[0].startswith("docker compose")
+        rest = "\n".join(line for line in lines[1:] if not line.startswith("docker compose"))
+        script = re.sub(r"\bdocker\b(?!-image)", ENGINE, rest).replace("docker-image/", "docker.io/")
+        script = script.replace(" run --rm ", " run --rm --ulimit=host ") if ENGINE.endswith("podman") else script
+        done = subprocess.run(["sh", "-ec", script], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    server.compose("up", "--detach")
+    server.wait_until_ready()
+    times.note("backed up, removed and restored")
+    after = client.get_model_version_by_alias("toy", "champion")
+    assert (after.version, after.run_id) == (before.version, before.run_id)
+    assert "FINISHED" in dropforge(server, "runs", "--family", "toy")
 
 
 def test_no_secret_is_in_logs_or_arguments(server: Server) -> None:
