@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from curation.gate import Check, checks
+from curation.notes import NoUsableRowError
 from curation.pipeline import Progress, curate
 from curation.sample import Told, whole_seconds
 from dropforge import layout
@@ -79,13 +80,14 @@ class Look:
     """What a sample of a drop became.
 
     :param card: the facts. :param page: the card as HTML. :param checks: the gate's rules that hold for a sample too.
-    :param seconds: how long the whole would take here, at least and at most.
+    :param seconds: how long the whole would take here, at least and at most. :param refusal: why no row can be used.
     """
 
     card: dict[str, Any]
     page: bytes
     checks: tuple[Check, ...]
     seconds: tuple[float, float]
+    refusal: NoUsableRowError | None
 
 
 def look(
@@ -110,13 +112,19 @@ def look(
 
     with tempfile.TemporaryDirectory(prefix="curation-") as work:
         store = Layered(Path(work) / "bucket", under)
-        manifest = curate(store, drop, recipe, workdir=Path(work), progress=watched, say=say, sample=rows)
+        refusal: NoUsableRowError | None = None
+        try:
+            manifest = curate(store, drop, recipe, workdir=Path(work), progress=watched, say=say, sample=rows)
+        except NoUsableRowError as error:
+            if error.manifest is None:
+                raise
+            manifest, refusal = error.manifest, error
         card, page = card_of(store, manifest), store.get(manifest.files["card_html"])
     ends = [*list(began.values())[1:], time.monotonic()]
     stages = {name: end - start for (name, start), end in zip(began.items(), ends, strict=True)}
     told = Told(**card["sample"])
     rules = tuple(rule for rule in checks(manifest, recipe) if _holds(rule, told, recipe))
-    return Look(card, page, rules, whole_seconds(told, stages))
+    return Look(card, page, rules, whole_seconds(told, stages), refusal)
 
 
 def _holds(rule: Check, told: Told, recipe: Recipe) -> bool:

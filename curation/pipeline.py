@@ -358,15 +358,20 @@ def step(
         return replace(manifest, files=stored, steps=(*earlier, this))
 
     parts = [one for split in SPLITS for one in shards[split]]
-    return _unless(refusal, store, publish(store, drop.family, digest, parts, out, tell, complete))
+    made = publish(store, drop.family, digest, parts, out, tell, complete)
+    return _unless(refusal, made, "" if sample else f". The card is {store.uri}/{made.files['card_html']}")
 
 
-def _unless(refusal: NoUsableRowError | None, store: Store, manifest: Manifest) -> Manifest:
-    """A version, unless no row of it can be used; then it shows why. :raises NoUsableRowError: with it."""
+def _unless(refusal: NoUsableRowError | None, manifest: Manifest, card: str) -> Manifest:
+    """A version, unless no row of it can be used; then it shows why.
+
+    :param card: where the card is; that of a sample stays nowhere.
+
+    :raises NoUsableRowError: with the version.
+    """
     if refusal is None:
         return manifest
-    card = f"{store.uri}/{manifest.files['card_html']}"
-    told = NoUsableRowError(refusal.thing, f"{refusal.cause}. The card is {card}", refusal.mend)
+    told = NoUsableRowError(refusal.thing, f"{refusal.cause}{card}", refusal.mend)
     told.manifest = manifest
     raise told
 

@@ -97,6 +97,8 @@ def curate(
             found = look(under, drop, settings, sample, progress=progress, say=_say)
         _print([*card_lines(found.card), *gate_lines(found.checks), time_line(found.seconds)])
         _write(card, found.page)
+        if found.refusal is not None:
+            raise found.refusal
         return
     target = Layered(out, under) if out is not None else under[0][1]
     refusal: NoUsableRowError | None = None

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from curation.kernel import ROWS, run
+from curation.notes import NoUsableRowError
 from curation.pace import Lines
 from curation.plan import make_rules, tasks
 from curation.reasons import REST, Reason
@@ -170,6 +171,18 @@ def test_a_drop_of_the_bucket_is_looked_at_with_its_own_recipe(
     assert done.exit_code == 0, (done.output, done.exception)
     assert "Personal data and secrets: " in done.stdout
     assert not list(store.list("datasets/"))
+
+
+def test_a_sample_of_which_no_row_can_be_used_shows_why_and_keeps_the_card_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.jsonl").write_text('{"a": 1}\n{"b": 2}\n')
+    card = tmp_path / "card.html"
+    done = CliRunner().invoke(app, ["curate", str(tmp_path / "data"), "--sample", "100", "--card", str(card)])
+    assert isinstance(done.exception, NoUsableRowError)
+    assert "no_content: fields: a (1 row" in done.output
+    assert b"no_content" in card.read_bytes()
+    assert "none of 2 rows can be used" in str(done.exception)
+    assert "The card is" not in str(done.exception)
 
 
 def test_names_of_files_cannot_steer_the_terminal(tmp_path: Path) -> None:
