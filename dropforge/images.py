@@ -17,7 +17,8 @@ from dropforge.secret_looks import looks_secret
 
 Engine = Literal["docker", "podman", "buildah"]
 ENGINES: Final[tuple[Engine, ...]] = ("docker", "podman", "buildah")
-SERVICES: Final = ("airflow", "curation", "mlflow", "trainer")
+SERVICES: Final = ("airflow", "curation", "mlflow", "objects", "trainer")
+_COMPOSE: Final = frozenset({"airflow", "mlflow", "objects", "trainer"})
 PLATFORMS: Final = ("linux/amd64", "linux/arm64")
 LOCK: Final = "images.lock"
 
@@ -128,6 +129,15 @@ def addresses(lock: str) -> dict[str, str]:
     except (ValueError, TypeError) as error:
         raise DropforgeError(LOCK, "it cannot be read", "Remove it, and push again") from error
     return there
+
+
+def compose_env(there: Mapping[str, str]) -> str:
+    """Return the lines of `.env` by which docker-compose.yaml takes these images.
+
+    :raises DropforgeError: for one without a digest.
+    """
+    lines = [f"DROPFORGE_{name.upper()}_IMAGE={pinned(there[name])}" for name in sorted(there) if name in _COMPOSE]
+    return "".join(f"{line}\n" for line in [*lines, "DROPFORGE_PULL_POLICY=missing"]) if lines else ""
 
 
 def pinned(address: object) -> str:

@@ -125,6 +125,16 @@ def verify_command(
         raise typer.Exit(1)
 
 
+@app.command("env")
+def env_command(lock: LockOption = Path(images.LOCK)) -> None:
+    """Print the lines of `.env` by which docker-compose.yaml takes the images of the lock file, by their digests."""
+    lines = images.compose_env(images.addresses(lock.read_text() if lock.exists() else ""))
+    if not lines:
+        mend = "Push them first: dropforge images push --registry R"
+        raise DropforgeError("images", f"{lock} names none of docker-compose.yaml", mend)
+    typer.echo(lines, nl=False)
+
+
 class _Builder:
     """Runs the commands of one engine in the folder of the repository."""
 

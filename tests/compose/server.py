@@ -98,7 +98,7 @@ class Server:
         """Those that nobody builds here: for a container without its image Podman's compose would wait for ever."""
         services = yaml.safe_load((REPOSITORY / "docker-compose.yaml").read_text())["services"].values()
         images = {service["image"] for service in services}
-        for image in sorted(image for image in images if not image.startswith("dropforge-")):
+        for image in sorted(image for image in images if "dropforge-" not in image):
             if subprocess.run([ENGINE, "image", "inspect", image], capture_output=True).returncode:
                 try:
                     engine("pull", image)

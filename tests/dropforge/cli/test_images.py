@@ -216,3 +216,17 @@ def test_what_cannot_be_is_refused_before_anything_is_built(notes: Path, words: 
     with pytest.raises(DropforgeError, match=told):
         call("build", *words, "--registry", "registry.example")
     assert not (notes / "words").exists()
+
+
+def test_compose_takes_what_was_pushed(notes: Path) -> None:
+    told = CliRunner().invoke(app, ["images", "env"])
+    assert isinstance(told.exception, DropforgeError)
+    address = f"r.example/team/dropforge-mlflow@{DIGEST}"
+    Path("images.lock").write_text(json.dumps({"mlflow": address, "curation": address.replace("mlflow", "curation")}))
+    told = CliRunner().invoke(app, ["images", "env"])
+    assert told.stdout.splitlines() == [f"DROPFORGE_MLFLOW_IMAGE={address}", "DROPFORGE_PULL_POLICY=missing"]
+    compose = (Path(__file__).parents[3] / "docker-compose.yaml").read_text()
+    for line in told.stdout.splitlines():
+        assert f"${{{line.partition('=')[0]}:-" in compose
+    Path("images.lock").write_text(json.dumps({"mlflow": "r.example/team/dropforge-mlflow:latest"}))
+    assert "names no image by its digest" in str(CliRunner().invoke(app, ["images", "env"]).exception)
