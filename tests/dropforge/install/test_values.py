@@ -111,6 +111,15 @@ def test_airflow_runs_our_image_with_keys_of_ours_and_apart_from_the_jobs(size: 
     assert "/entrypoint" not in str(airflow)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_airflow_has_no_key_that_version_2_of_the_chart_takes_away(size: Any) -> None:
+    airflow = merged("airflow", size)
+    assert set(airflow.get("workers", {})) <= {"kubernetes", "celery"}
+    assert "webserver" not in airflow
+    assert airflow["enableServiceLinks"] is False
+    assert airflow["executor"] in ("KubernetesExecutor", "LocalExecutor")
+
+
 def test_what_must_not_stand_still_is_there_more_than_once() -> None:
     for size in ("team", "production"):
         airflow = merged("airflow", size)
