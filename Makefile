@@ -61,6 +61,7 @@ doctor: $(READY)  ## Check this machine
 
 server:  ## Start a team's server in containers: docker-compose.yaml, with secrets made in .env on first use
 	@sh images/compose-env.sh
+	@sh images/compose-ports.sh "$(COMPOSE)"
 	@$(COMPOSE) up -d --build
 
 test: $(READY)  ## Run the tests, at most eight minutes on two cores: all quick ones, and each real part once

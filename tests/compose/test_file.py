@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,30 @@ def test_a_proxy_before_it_is_named_by_env() -> None:
         origins = [origin for origin in filled(mlflow["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"], env).split(",") if origin]
         assert should_block_cors_request("https://m.example", "POST", origins) is not known
         assert should_block_cors_request("https://evil.example", "POST", origins)
+
+
+@pytest.mark.parametrize("name", ["AIRFLOW_PORT", "MLFLOW_PORT"])
+def test_a_port_of_another_program_is_named_before_anything_starts(tmp_path: Path, name: str) -> None:
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.bind(("127.0.0.1", 0))
+        one.listen()
+        taken, free = one.getsockname()[1], other.getsockname()[1]
+        script, settings = REPOSITORY / "images" / "compose-ports.sh", tmp_path / ".env"
+
+        def run(port: int | str, compose: str) -> subprocess.CompletedProcess[str]:
+            lines = {"AIRFLOW_PORT": free, "MLFLOW_PORT": free, name: port}
+            settings.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+            return subprocess.run(["sh", str(script), compose, str(settings)], capture_output=True, text=True)
+
+        done = run(taken, "true")
+        assert done.returncode == 1
+        assert f"port {taken} is taken by another program" in done.stderr
+        assert f"write another {name}" in done.stderr
+        assert run(taken, "echo a-container").returncode == 0, "the server itself"
+        assert run(free, "true").returncode == 0
+        assert run(free, "no-such-program").returncode == 0
+        assert "is no port" in run("x", "true").stderr
 
 
 def test_two_scripts_at_once_agree(tmp_path: Path) -> None:
