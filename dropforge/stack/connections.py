@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import http.client
 import io
-import logging
 import resource
 import select
 import socket
+import sys
 import threading
-import time
 from typing import Any
 
 from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import ThreadedWSGIServer
 
 from dropforge.stack.body import RequestTimeoutError
-
-log = logging.getLogger("dropforge.objects")
+from dropforge.stack.request_log import REQUESTS
 
 _FILES = 2048  # as many as are enough for all that is open at once
 
@@ -44,9 +42,6 @@ _PATIENCE = 60_000  # milliseconds
 _HEAD = 64 << 10
 _BLOCK = 64 << 10
 
-_LONGEST_LINE = 200
-_LINES = 100  # in a minute
-
 _room = threading.BoundedSemaphore(most_connections(allowed_files()))
 
 
@@ -67,31 +62,10 @@ class Server(ThreadedWSGIServer):
         finally:
             _room.release()
 
-
-class BoundedLog:
-    """Lines about what clients sent, whoever they are: short ones, and so few that they fill no disk."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._minute, self._count = 0.0, 0
-
-    def error(self, text: str, now: float) -> None:
-        """Log a line at a moment of the clock that only goes on; the first of a minute tells what was left out."""
-        with self._lock:
-            left_out = 0
-            if now - self._minute >= 60:
-                left_out = self._count - _LINES
-                self._minute, self._count = now, 0
-            self._count += 1
-            logged = self._count <= _LINES
-        if left_out > 0:
-            log.error("%d more lines about requests were left out", left_out)
-        if logged:
-            cut = text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}... ({len(text)} characters)"
-            log.error("%s", cut)
-
-
-_bounded_log = BoundedLog()
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base's
+        """Log what ended a connection; a traceback, if it was not what its client sent."""
+        error = sys.exc_info()[1]
+        REQUESTS.error("A connection ended: %r", error, exc_info=not isinstance(error, http.client.HTTPException))
 
 
 class Handler(MotoRequestHandler):
@@ -119,7 +93,7 @@ class Handler(MotoRequestHandler):
 
     def log(self, type: str, message: str, *args: object) -> None:
         if type == "error":
-            _bounded_log.error(message % args if args else message, time.monotonic())
+            REQUESTS.error(message, *args)
 
 
 class _Socket(io.RawIOBase):

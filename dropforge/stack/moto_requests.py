@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections.abc import Callable, Iterable
 
 from dropforge.stack.answers import Answer, Environ, ServiceError
-
-log = logging.getLogger("dropforge.objects")
+from dropforge.stack.request_log import REQUESTS
 
 NOT_ALLOWED = "405 Method Not Allowed"
 _BAD = "400 Bad Request"
@@ -44,7 +42,7 @@ def _askers_error(environ: Environ, error: Exception, code: str) -> ServiceError
     with_document = environ["CONTENT_LENGTH"] not in {"", "0"}
     if not with_document and str(frame.f_globals.get("__name__")).startswith("dropforge."):
         return None  # an error of ours
-    log.warning("%s %.200s: moto does not read the request: %.200r", *asked, error)
+    REQUESTS.warning("%s %.200s: moto does not read the request: %.200r", *asked, error)
     if with_document:
         return ServiceError(_BAD, code, "The document is not one that this request takes")
     return ServiceError(_BAD, "InvalidArgument", "A parameter or header is none of this request's")

@@ -54,6 +54,7 @@ from dropforge.stack.queue_requests import (
     has_messages,
     read_request,
 )
+from dropforge.stack.request_log import REQUESTS
 from dropforge.stack.secrets import read_secrets
 from dropforge.stack.signatures import ChunkSigner, SignatureError, Signed, check
 from dropforge.stack.turn import Turn
@@ -148,8 +149,7 @@ class ObjectServer:
             if refusal.code == "InsufficientStorage":
                 log.error("%s", refusal.message)
             elif refusal.status == _FAILED:
-                failed = environ["REQUEST_METHOD"], environ["PATH_INFO"], traceback.format_exc()
-                log.error("%s %.200s failed:\n%s", *failed)
+                REQUESTS.error("%s %.100s failed", environ["REQUEST_METHOD"], environ["PATH_INFO"], exc_info=True)
             status, headers, body = refusal.answer(json_protocol="HTTP_X_AMZ_TARGET" in environ)
         start_response(status, headers)
         return body

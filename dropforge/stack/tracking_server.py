@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
 from dropforge.stack import mlflow_accounts
 from dropforge.stack.mlflow_guard import Guard
+from dropforge.stack.request_log import limit
 from dropforge.stack.secrets import Secrets, of_mlflow, read_secrets
 
 
@@ -53,7 +55,9 @@ def main(arguments: list[str] | None = None) -> None:
     gc.collect()
     gc.freeze()
     sockets = [uvicorn.Config("", host=host, port=options.port).bind_socket() for host in hosts]
-    uvicorn.Server(uvicorn.Config(application, access_log=False)).run(sockets)
+    running = uvicorn.Server(uvicorn.Config(application, access_log=False))  # which sets its log up
+    limit(map(logging.getLogger, ("", "uvicorn", "mlflow")))
+    running.run(sockets)
 
 
 def _with_logins(secrets: Secrets, database: str) -> Any:

@@ -103,6 +103,18 @@ def logged(mlflow: Asked, run: tuple[str, str]) -> dict[str, str]:
     return {one["info"]["name"]: one["info"]["model_id"] for one in found.get("models", [])}
 
 
+def test_what_comes_without_a_login_fills_no_log(mlflow: Asked) -> None:
+    log = mlflow.folder / "log"
+    before = log.stat().st_size
+    for _ in range(120):
+        with socket.create_connection(("127.0.0.1", mlflow.port), timeout=60) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: " + b"A" * 60_000 + b"\r\n\r\n")
+            assert connection.recv(1)
+    text = log.read_bytes()[before:].decode()
+    assert text.count("invalid Host header") == 100
+    assert len(text) < 40_000
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", PODS])
 @pytest.mark.parametrize(
     "who",

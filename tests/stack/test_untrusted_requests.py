@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import http.client
 import io
+import logging
 import resource
 import signal
 import socket
@@ -28,6 +29,7 @@ from dropforge.stack import connections, control
 from dropforge.stack.bodies import Spool
 from dropforge.stack.body import BodyError, RequestTimeoutError, read_body
 from dropforge.stack.documents import check_document
+from dropforge.stack.request_log import FewLines
 from dropforge.stack.services import LOCAL
 from dropforge.stack.supervisor import port_trouble
 from tests.stack.clients.checksums import KINDS, checksum
@@ -231,12 +233,14 @@ def test_a_head_is_bounded(server: Server) -> None:
         assert int(connection.makefile("rb").readline().split()[1]) == 431
 
 
-@pytest.mark.parametrize("line", [b"x" * 60_000 + b" a", b"x" * 60_000, b"GET / HTTP/" + b"9" * 60_000])
+@pytest.mark.parametrize("line", [b"x" * 60_000 + b" a", b"x" * 60_000, b"x" * 66_000, b"GET / HTTP/" + b"9" * 60_000])
 def test_what_a_client_sends_fills_no_log(server: Server, line: bytes) -> None:
     log = server.state / "objects.log"
     before = log.stat().st_size
     for _ in range(3):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        # A line that is not read to its end resets the connection.
+        with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.settimeout(60)
             connection.sendall(line + b"\r\n\r\n")
             connection.makefile("rb").read()
     assert log.stat().st_size - before < 2000
@@ -258,14 +262,38 @@ def test_what_nobody_signed_leaves_no_line_in_a_bucket_s_access_log(server: Serv
 
 
 def test_lines_about_requests_are_few(caplog: pytest.LogCaptureFixture) -> None:
-    bounded = connections.BoundedLog()
-    for _ in range(250):
-        bounded.error("x" * 60_000, 1000.0)
-    assert len(caplog.messages) == 100
-    assert max(map(len, caplog.messages)) < 300
-    bounded.error("short", 1061.0)
-    bounded.error("again", 1061.0)
-    assert caplog.messages[100:] == ["150 more lines about requests were left out", "short", "again"]
+    now = 1000.0
+    log = logging.getLogger("tests.requests")
+    few = FewLines(lambda: now)
+    log.addFilter(few)
+    try:
+        for _ in range(250):
+            log.warning("%s\r\n\x1b[2J", "x" * 60_000)
+        log.error("of another kind")
+        assert len(caplog.messages) == 101
+        assert max(map(len, caplog.messages)) < 300
+        assert all(message.isprintable() for message in caplog.messages)
+        now = 1061.0
+        log.warning("short")
+        log.warning("again")
+        assert caplog.messages[100:] == [
+            "of another kind",
+            "short (150 more lines like this were left out)",
+            "again",
+        ]
+    finally:
+        log.removeFilter(few)
+
+
+def test_what_nobody_signed_is_a_line_that_is_counted(server: Server) -> None:
+    log = server.state / "objects.log"
+    before = log.stat().st_size
+    unread = f"OPTIONS /{BUCKET}/x%0dFAKE%1b[2J\nX-Amz-Content-Sha256: STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
+    for _ in range(120):
+        assert ask(server, unread)[0] == 400
+    text = log.read_bytes()[before:].decode()
+    assert text.count("\n") == 100
+    assert all(line.isprintable() for line in text.split("\n"))
 
 
 def test_a_read_s_body_is_not_waited_for(server: Server) -> None:
