@@ -22,6 +22,7 @@ from dropforge.hub import LARGEST_CONFIG, LARGEST_INDEX, LARGEST_OTHER
 from dropforge.run import ExitCode
 from trainer.data.tokenizer import train_tokenizer, wrap_tokenizer
 from trainer.model.prefix import open_model
+from trainer.model.pyfunc_loader import Reader
 from trainer.pretrained import (
     load_config,
     load_generation_config,
@@ -100,6 +101,15 @@ def test_a_random_model_has_no_kernel_of_a_hub_either() -> None:
         config = AutoConfig.for_model("llama", **{key: "someone/kernel"})
         with pytest.raises(RecipeError, match="a kernel that would be fetched"):
             make_random(AutoModelForCausalLM, config)
+
+
+def test_a_kernel_that_a_part_of_a_config_names_is_refused_by_the_trainer_and_beside_a_model(tmp_path: Path) -> None:
+    named = {"text_config": "someone/kernel"}
+    write(tmp_path / "config.json", model_type="gemma3", attn_implementation=named)
+    with pytest.raises(RecipeError, match="a kernel that would be fetched"):
+        load_config(tmp_path)
+    with pytest.raises(ValueError, match="names a kernel of a hub"):
+        object.__new__(Reader).weights(str(tmp_path))
 
 
 def test_a_config_that_is_nested_without_end_is_an_error_of_its_file(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,7 @@ class Reader:
         import transformers
 
         config = transformers.AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-        kernels = [getattr(config, name, None) for name in ("_attn_implementation", "_experts_implementation")]
-        if any("/" in str(name) for name in kernels):
+        if any(hub_kernels(config)):
             raise ValueError(f"model {source}: its config.json names a kernel of a hub, and no code of a model is run")
         kind = getattr(transformers, self.auto)
         return kind.from_pretrained(
@@ -171,6 +171,17 @@ class Writer(Reader):
         )[0]
         said = found if self.about["task"] == "sequence-to-sequence" else found[len(ids) :]
         return {"answer": self.tokenizer.decode(said, skip_special_tokens=True)}
+
+
+def hub_kernels(config: Any) -> Iterator[tuple[str, str]]:
+    """Key and value of what a config, or a part of it, names as a kernel of a hub, which are written OWNER/NAME."""
+    for key in ("attn_implementation", "experts_implementation"):
+        value = getattr(config, f"_{key}", None)
+        if isinstance(value, str) and "/" in value:
+            yield key, value
+    for name in getattr(config, "sub_configs", None) or ():
+        if (part := getattr(config, name, None)) is not None and part is not config:
+            yield from hub_kernels(part)
 
 
 def caches(config: Any) -> bool:
