@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final
 from dropforge import tracking
 from dropforge.client.patience import asking_mlflow
 from dropforge.errors import DataError, DropforgeError, file_error
+from dropforge.json_objects import read_object
+from dropforge.store import FolderStore
 from dropforge.text import read_count
 
 if TYPE_CHECKING:
@@ -84,11 +86,11 @@ class Model:
         if not places:
             raise ImportError("trainer", name="trainer")
         try:
-            about = json.loads((folder / "MLmodel").read_bytes())
+            about = read_object(FolderStore(folder), "MLmodel")
             flavor = about["flavors"]["python_function"]
             if flavor["loader_module"] != _LOADER or not isinstance(about["metadata"]["dropforge"], dict):
                 raise ValueError(flavor["loader_module"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError):
             raise DropforgeError(
                 f"model {self.family}/{self.version}",
                 "its MLmodel is none that a run of Dropforge writes, and may name any code to be run",
@@ -117,7 +119,7 @@ class Model:
             yield
         except OSError as error:
             raise file_error(error) if error.filename is not None else error from error
-        except MlflowException as error:
+        except (MlflowException, RecursionError) as error:  # MLflow lists a key with `..` in it without end
             cause = f"its files cannot be fetched ({error})"
             mend = (
                 f"See that MLflow at {self.tracking_uri} and its artifacts' store answer, and that the version is there"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dropforge import json_objects
 from dropforge.client import DropforgeError
 from dropforge.client.model import Model
+from dropforge.store import Store, read_bounded
 from tests.dropforge.cli.conftest import airflow
 from tests.dropforge.cli.test_result import Registry, registry
 
@@ -55,3 +58,26 @@ def test_a_model_that_no_run_wrote_is_not_loaded(registry: Registry, mlflow_serv
     with pytest.raises(DropforgeError, match=r"none that a run of Dropforge writes.*mlflow\.pyfunc\.load_model"):
         found.load()
     assert not marker.exists()
+
+
+def test_what_a_pod_left_in_the_place_of_a_model_ends_in_words(
+    registry: Registry, mlflow_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    found = registered(registry, mlflow_server, folder, "dropforge_pyfunc", "")
+    monkeypatch.setattr(json_objects, "read_bounded", partial(bounded, most=10))
+    with pytest.raises(DropforgeError, match="none that a run of Dropforge writes"):
+        found.load()
+
+    def lists_without_end(*_: object, **__: object) -> str:
+        return lists_without_end()
+
+    monkeypatch.setattr("mlflow.artifacts.download_artifacts", lists_without_end)
+    for fetch in (found.load, found.download):
+        with pytest.raises(DropforgeError, match="its files cannot be fetched"):
+            fetch()
+
+
+def bounded(store: Store, key: str, _: int, etag: str | None, *, most: int) -> bytes:
+    return read_bounded(store, key, most, etag)
