@@ -12,6 +12,7 @@ from kubeflow_training.jobs.observation.replicas import moments, replicas
 from dropforge import mlflow_pages, tracking
 from dropforge.comparison import better
 from dropforge.stages import JOBS
+from dropforge.text import read_count
 from dropforge_airflow.pages.course import CURVES, Course
 from dropforge_airflow.pages.folder import Folder
 from dropforge_airflow.pages.gang import Gang
@@ -118,7 +119,7 @@ def _job(seen: Seen, gang: Gang | None) -> dict[str, Any] | None:
 
 def _training(course: Course, uri: str) -> dict[str, Any]:
     tags, metrics = course.tags, course.metrics
-    steps = _whole(tags.get(tracking.TAG_STEPS)) or _whole(course.params.get("train.max_steps"))
+    steps = read_count(tags.get(tracking.TAG_STEPS, "")) or read_count(course.params.get("train.max_steps", ""))
     losses = course.points.get(CURVES[0], ())
     return {
         "status": course.status,
@@ -266,10 +267,6 @@ def _span(began: datetime | None, ended: datetime | None) -> dict[str, str | Non
 
 def _time(when: datetime | None) -> str | None:
     return when.isoformat() if when is not None and when.year > 1970 else None
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text and text.isdigit() and len(text) < 16 else None
 
 
 def log_view(source: str, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

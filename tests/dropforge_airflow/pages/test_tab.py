@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from dropforge_airflow.assets import FINETUNE_DAG
 from dropforge_airflow.pages import lines, shown
-from dropforge_airflow.pages.course import POINTS
+from dropforge_airflow.pages.course import POINTS, Course
 from dropforge_airflow.pages.folder import Folder
 from dropforge_airflow.pages.task import Seen
 from fastapi.responses import JSONResponse
@@ -224,6 +224,13 @@ def test_what_pods_write_makes_no_endless_and_no_broken_answer() -> None:
     page = shown.task_page(seen, None, None, found, "http://127.0.0.1")
     assert len(JSONResponse(page).body) < 20_000
     assert [item["attempt"] for item in page["attempts"]] == list(range(19, -1, -1))
+
+
+@pytest.mark.parametrize("told", ["\u00b2", "9" * 40, "x", ""])
+def test_a_tag_that_is_no_number_breaks_no_tab(told: str) -> None:
+    seen = Seen("d", "r", "success", "train", -1, (), ())
+    course = Course("1", "1", "FINISHED", {tracking.TAG_STEPS: told}, {"train.max_steps": "12"})
+    assert shown.task_page(seen, None, course, None, "http://127.0.0.1")["training"]["steps"] == 12
 
 
 def test_lines_find_their_ranks() -> None:
