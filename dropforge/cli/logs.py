@@ -27,7 +27,7 @@ from dropforge.text import escape
 from dropforge.unpacked import LongTextError, NoTextError, lines
 
 _STAMP = len("2026-11-21T10:00:00.123Z")
-_RANK = re.compile(rb" \[rank (\d+)\] (?P<progress>@progress \{)?")  # behind the time, as the launcher writes it
+_RANK = re.compile(rb" \[rank (\d{1,9})\] (?P<progress>@progress \{)?")  # behind the time, as the launcher writes it
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")  # select graphic rendition (ECMA-48, 8.3.117)
 _NUMBERED = re.compile(r"[34]8[;:](5[;:]\d+|2[;:]+\d+[;:]\d+[;:]\d+)")
 _RESET = "\x1b[0m"

@@ -119,6 +119,7 @@ def test_a_piece_that_somebody_made_is_read_to_a_bound(
 
 def test_one_rank_alone(terminal: Terminal, run: str, s3_store: S3Store) -> None:
     keep(s3_store, "p-worker-0", FIRST, 2, line(7, "[rank 11] x"), line(8, "[pod p-worker-0] said [rank 1] y"))
+    keep(s3_store, "p-worker-0", FIRST, 3, line(8, f"[rank {'9' * 5000}] of no rank that there is"))
     assert terminal("logs", run, "--rank", "1").output == line(2, "[rank 1] a") + line(6, "[rank 1] b")
     assert terminal("logs", run, "-r", "0", "-n", "2").output == line(5, "[rank 0] d") + line(9, "[rank 0] e")
     assert "ranks that wrote: 0, 1, 11." in f"{terminal('logs', run, '-r', '2').exception}."
