@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from dropforge.stack import mlflow_accounts
+from dropforge.stack import http_bounds, mlflow_accounts
 from dropforge.stack.mlflow_guard import Guard
 from dropforge.stack.request_log import limit
 from dropforge.stack.secrets import Secrets, of_mlflow, read_secrets
@@ -54,6 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Collections look at what came since, and not at all of MLflow's modules for a third of a second each.
     gc.collect()
     gc.freeze()
+    http_bounds.use()
     sockets = [uvicorn.Config("", host=host, port=options.port).bind_socket() for host in hosts]
     running = uvicorn.Server(uvicorn.Config(application, access_log=False))  # which sets its log up
     limit(map(logging.getLogger, ("", "uvicorn", "mlflow")))

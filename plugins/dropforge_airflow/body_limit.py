@@ -1,6 +1,7 @@
-"""A bound on what Airflow's API server is sent: FastAPI keeps a body whole in memory before it asks who sends it.
+"""Bounds on what Airflow's API server is sent: FastAPI keeps a body whole in memory before it asks who sends it.
 
-The plugin puts it in front of the API of the embedded stack; another Airflow has a proxy for that.
+The plugin puts them in front of the API of the embedded stack, that of `http_bounds` for heads too, since it is loaded
+before uvicorn begins; another Airflow has a proxy for that.
 """
 
 from __future__ import annotations
@@ -48,10 +49,13 @@ class BodyLimit:
 
 
 def middlewares() -> list[dict[str, Any]]:
-    """Return what the environment asks the plugin to put in front of Airflow's API."""
+    """Return what the environment asks the plugin to put in front of Airflow's API, and bound heads there."""
     largest = os.environ.get(VARIABLE)
     if not largest:
         return []
+    from dropforge.stack import http_bounds
+
+    http_bounds.use()
     return [
         {"middleware": BodyLimit, "args": [], "kwargs": {"largest": int(largest)}, "name": "Dropforge's body limit"}
     ]

@@ -11,6 +11,10 @@ from dropforge_airflow import body_limit
 from dropforge_airflow.plugin import DropforgePlugin
 from fastapi import Body, FastAPI
 from fastapi.testclient import TestClient
+from uvicorn.config import HTTP_PROTOCOLS
+from uvicorn.importer import import_from_string
+
+from dropforge.stack.http_bounds import BoundedHttp
 
 JSON = {"Content-Type": "application/json"}
 
@@ -43,11 +47,14 @@ def test_a_body_is_bounded_however_it_is_sent(client: TestClient) -> None:
 
 def test_only_who_asks_for_it_has_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(body_limit.VARIABLE, raising=False)
+    monkeypatch.setitem(HTTP_PROTOCOLS, "auto", "uvicorn's own")
     assert body_limit.middlewares() == []
+    assert HTTP_PROTOCOLS["auto"] == "uvicorn's own"
     monkeypatch.setenv(body_limit.VARIABLE, "1000")
     found: tuple[list[Any], list[Any]] = [], body_limit.middlewares()
     monkeypatch.setattr("airflow.plugins_manager.get_fastapi_plugins", lambda: found)
     app = FastAPI()
     init_plugins(app)
     assert TestClient(app).post("/", content=b"x" * 1001).status_code == 413
+    assert import_from_string(HTTP_PROTOCOLS["auto"]) is BoundedHttp
     assert DropforgePlugin.fastapi_root_middlewares == []

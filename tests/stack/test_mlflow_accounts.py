@@ -103,6 +103,14 @@ def logged(mlflow: Asked, run: tuple[str, str]) -> dict[str, str]:
     return {one["info"]["name"]: one["info"]["model_id"] for one in found.get("models", [])}
 
 
+def test_a_head_without_end_is_not_kept(mlflow: Asked) -> None:
+    line = b"x: " + b"a" * 1000 + b"\r\n"
+    with socket.create_connection(("127.0.0.1", mlflow.port), timeout=60) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        with pytest.raises(ConnectionError):
+            connection.sendall(line * 60_000)
+
+
 def test_what_comes_without_a_login_fills_no_log(mlflow: Asked) -> None:
     log = mlflow.folder / "log"
     before = log.stat().st_size
