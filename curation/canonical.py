@@ -291,8 +291,13 @@ _AS_NAMED: Final[Mapping[str, str]] = {}
 
 def _speaks_of_pictures(contents: Sequence[str], given: Mapping[str, Any] | None) -> bool:
     """:param given: fields, of which one may be a picture; None if the row has one elsewhere."""
-    has = given is None or any(given.get(name) for name in PICTURES)
+    has = given is None or has_pictures(given)
     return has and any(mark in content for content in contents for mark in _FOR_PICTURES)
+
+
+def has_pictures(fields: Mapping[str, Any]) -> bool:
+    """Return whether one of a row's fields holds a picture, a video or a sound."""
+    return any(fields.get(name) for name in PICTURES)
 
 
 def _spelled(given: Mapping[str, Any], text_column: str) -> dict[str, str]:

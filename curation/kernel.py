@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from curation.batch import FAULTS, ROWS, Batch
-from curation.canonical import PICTURES, Row, canonical
+from curation.canonical import PICTURES, Row, canonical, has_pictures
 from curation.dialect import Quotes
 from curation.encodings import Fallback
 from curation.extras import Extras, scrubbed
@@ -283,7 +283,8 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
                 fields = rules.columns.apply(fields, rules.max_row_bytes)
                 made += rules.columns.made(fields)
                 task.limits.check(made, size)
-            row = canonical(fields, rules.text_column, labels, answers, pictures, nulls)
+            pictured = pictures or (mapped and has_pictures(record.fields))
+            row = canonical(fields, rules.text_column, labels, answers, pictured, nulls)
             if extras.asked is not None:
                 row = row._replace(extras=extras.of(record.fields))
         except RejectError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dropforge.recipe_approval import Approval
 from dropforge.section import Section
@@ -91,7 +92,7 @@ class Promote(Section):
     """When the candidate becomes champion."""
 
     alias: str = Field(default="champion", pattern="^[a-z][a-z0-9_-]{0,62}$")
-    """Alias in MLflow's model registry."""
+    """Alias in MLflow's model registry. `latest` and names as `v1` are MLflow's own."""
     metric: Metric = "eval/loss"
     """Deciding metric. Instead of one that counts tokens, bits per byte decide between language models of
     different tokenizers. `eval/macro_f1` is for `task: classification`, which has neither perplexity nor bits per byte
@@ -114,3 +115,11 @@ class Promote(Section):
     is masked as all rows are (`curation.pii`)."""
     approval: Approval | None = None
     """A user must approve before the alias moves; without this section the rule alone decides."""
+
+    @field_validator("alias")
+    @classmethod
+    def _is_free(cls, alias: str) -> str:
+        """Refuse what MLflow would, once all is trained: `latest` is whatever was registered last."""
+        if re.fullmatch(r"latest|v\d+", alias):
+            raise ValueError("`latest` and names as `v1` are MLflow's own: take another")
+        return alias

@@ -62,6 +62,8 @@ def test_every_preset_loads(name: str) -> None:
         (SCRATCH + "train: {max_steps: true}", r"`train.max_steps`"),
         (SCRATCH + "train: {learning_rate: -1.0}", r"greater than 0"),
         (SCRATCH + "train: 3", r"`train`"),
+        (SCRATCH + "promote: {alias: latest}", r"`promote.alias`: `latest` and names as `v1` are MLflow's own"),
+        (SCRATCH + "promote: {alias: v12}", r"`promote.alias`: .* not 'v12'"),
         ("base: {}", r"neither is given. Give exactly one"),
         ("base: {model: x, scratch: {}}", r"both are given"),
         ("train: {}", r"`base`"),
