@@ -358,11 +358,19 @@ def _text(value: Any, key: str) -> str:
 
 def _flags(message: Mapping[Any, Any]) -> dict[str, bool]:
     """What a message or a part says of whether it is to be learned, by its keys. :raises RejectError: as `_flag`."""
-    return {key: _flag(message[key], key) for key in _FLAGS if message.get(key) is not None}
+    given = {key: shapes.texts(message[key]) for key in _FLAGS if message.get(key) is not None}
+    return {key: _flag(value, key) for key, value in given.items() if value != "" and value == value}  # NaN is none
 
 
 def _flag(value: Any, key: str) -> bool:
     """Whether the message is to be learned. :raises RejectError: if that is not a yes or a no."""
+    if isinstance(value, str) and (named := _NAMED.get(value.strip().lower())) is not None:
+        return named
     if value in (0, 1):  # also false, true and 1.0
         return bool(value)
-    raise RejectError(Reason.BAD_FIELD, f"`{key}` of a message is {str(value)[:40]}, and only 0 and 1 can be learned")
+    shown = repr(value) if isinstance(value, str) else str(value)
+    raise RejectError(Reason.BAD_FIELD, f"`{key}` of a message is {shown[:40]}, and only 0 and 1 can be learned")
+
+
+#: Flags as text, as a column of texts has them.
+_NAMED: Final = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}

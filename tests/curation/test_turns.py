@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -200,7 +201,9 @@ def test_no_tools_are_none(given: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("key", ["weight", "train", "training", "trainable", "loss"])
-@pytest.mark.parametrize(("no", "yes"), [(0, 1), (False, True), (0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("no", "yes"), [(0, 1), (False, True), (0.0, 1.0), ("0", "1"), ("False", " true"), (b"0.0", ""), ("0", math.nan)]
+)
 def test_an_answer_of_weight_0_is_kept_and_not_to_be_learned(key: str, no: object, yes: object) -> None:
     wrong = {"role": "assistant", "content": "Smash it."}
     flagged = chat(ASK, {**wrong, key: no}, ASK, {**ANSWER, key: yes})
@@ -368,7 +371,7 @@ def test_only_the_thoughts_and_the_tools_before_an_answer_are_part_of_what_is_as
         (chat(ASK, ANSWER, tools=[{"type": "function", "function": {}}]), Reason.BAD_FIELD, "no name, but nothing"),
         (calling(content="", tool_calls=["my function"]), Reason.BAD_MESSAGES, "a tool call has no name"),
         (chat(ASK, {**ANSWER, "weight": 0.5}), Reason.BAD_FIELD, "`weight` of a message is 0.5, and only 0 and 1"),
-        (chat(ASK, {**ANSWER, "train": "no"}), Reason.BAD_FIELD, "`train` of a message is no"),
+        (chat(ASK, {**ANSWER, "train": "no"}), Reason.BAD_FIELD, "`train` of a message is 'no'"),
         (chat(ASK, {**ANSWER, "weight": 0}), Reason.NO_ANSWER, "no answer is to be learned"),
         (chat(ASK, {**ANSWER, "reasoning": {"effort": 1}}), Reason.BAD_FIELD, "`reasoning` of a message is no text"),
         (
