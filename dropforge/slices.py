@@ -97,4 +97,6 @@ def kept_value(extras: str, column: str) -> str | None:
         return None
     if isinstance(value, bool) or (value is not None and not isinstance(value, str | int | float)):
         return json.dumps(value) if isinstance(value, bool) else None
-    return None if value is None or value == "" else str(value)
+    if isinstance(value, float) and value.is_integer():  # pandas makes floats of a column where one is missing
+        value = int(value)
+    return None if value is None or not str(value).strip() else str(value)

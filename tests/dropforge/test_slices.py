@@ -55,6 +55,9 @@ def test_the_largest_slices_are_told_and_the_rest_together() -> None:
     [
         ('{"lang": "de"}', "de"),
         ('{"lang": 3}', "3"),
+        ('{"lang": 3.0}', "3"),
+        ('{"lang": 0.5}', "0.5"),
+        ('{"lang": " "}', None),
         ('{"lang": true}', "true"),
         ('{"lang": {"a": 1}}', None),
         ('{"lang": ""}', None),
