@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date, time
+from decimal import Decimal
 from functools import cached_property
 from typing import Any, Final
+from uuid import UUID
 
 from curation.canonical import FIELDS, GROUPS
 from curation.reasons import Reason, RejectError
@@ -144,11 +147,17 @@ class _Fields:
 
 
 def _written(value: Any, name: str) -> str:
-    if value is None or value == "":
+    if value is None or value == "" or value != value:  # NaN, as pandas writes a missing number
         raise RejectError(Reason.NO_CONTENT, f"the template's `{name}` has no value"[:_SHOWN])
     value = texts(value)
     if isinstance(value, str):
         return value
     if isinstance(value, bool | int | float):
         return json.dumps(value)
-    raise RejectError(Reason.BAD_FIELD, f"the template's `{name}` is no text and no number"[:_SHOWN])
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, date | time):  # a datetime is a date
+        return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    raise RejectError(Reason.BAD_FIELD, f"the template's `{name}` is no text, number or time"[:_SHOWN])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +16,7 @@ import pytest
 from pydantic import ValidationError
 
 from curation.mapping import Columns
+from curation.notes import NoUsableRowError
 from curation.reasons import Reason, RejectError
 from dropforge.dataset import Manifest
 from dropforge.recipe_data import Data
@@ -49,6 +54,26 @@ def test_fields_get_their_known_names(how: Columns, fields: dict[str, Any], know
     assert how.apply(fields, 1000) == known
 
 
+def test_decimals_times_and_ids_of_columns_are_written_as_a_file_of_text_has_them() -> None:
+    fields = {
+        "price": Decimal("1.50"), "day": date(2026, 1, 2), "at": datetime(2026, 1, 2, 3, 4, 5),
+        "id": UUID(int=7), "left": Decimal("1E+2"),
+    }  # fmt: skip
+    made = columns("{price} {day} {at} {id} {left}").apply(fields, 1000)
+    assert made == {"text": f"1.50 2026-01-02 2026-01-02T03:04:05 {UUID(int=7)} 100"}
+
+
+def test_a_picture_is_refused_beside_content_that_the_recipe_names(make: Callable[..., Manifest]) -> None:
+    """Whether the column is kept or not."""
+    lines = [{"q": f"<image> {n}?", "best": f"It is {n}.", "image": f"{n}.png"} for n in range(30)]
+    files = {"a.jsonl": "\n".join(map(json.dumps, lines)).encode()}
+    data = {"columns": {"prompt": "q", "completion": "best"}}
+    for name, more in {"d1": {}, "d2": {"keep_columns": ["image"]}}.items():
+        with pytest.raises(NoUsableRowError, match="a message has `<image>`.* beside a column of them"):
+            make(files, name, data={**data, **more})
+    assert make({"a.jsonl": files["a.jsonl"].replace(b"<image> ", b"")}, "d3", data=data).counts["input"] == 30
+
+
 def test_a_usual_name_that_another_column_replaces_is_no_column_that_is_read() -> None:
     assert "label" not in columns(label="stars").wanted("text")
     assert "label" in columns(label="Label").wanted("text")
@@ -62,7 +87,8 @@ def test_a_usual_name_that_another_column_replaces_is_no_column_that_is_read() -
         (columns(text="body"), {"text": "x"}, Reason.NO_CONTENT, "no `body`; fields: text"),
         (columns(prompt="q", completion="a"), {"q": "x", "answer": "y"}, Reason.NO_ANSWER, "no `a`; fields: q, answer"),
         (columns("{a}"), {"b": "x"}, Reason.NO_CONTENT, "the template's `a` has no value"),
-        (columns("{a}"), {"a": ["x"]}, Reason.BAD_FIELD, "the template's `a` is no text and no number"),
+        (columns("{a}"), {"a": ["x"]}, Reason.BAD_FIELD, "the template's `a` is no text, number or time"),
+        (columns("{a}"), {"a": math.nan}, Reason.NO_CONTENT, "the template's `a` has no value"),
     ],
 )
 def test_rows_without_a_named_column_end_with_its_name(
