@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from curation.dialect import (
     Quotes,
+    has_escaped_quotes,
     is_quoted,
     is_rule,
     is_spaced,
@@ -189,7 +190,9 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             ended = any(line.data.endswith(b"\\") for line in taken[:-1])
             seen["escaped"] += ended or any(_ESCAPED.search(line.data) for line in taken)
         elif b"\\" in data:
-            seen["escaped"] += _ESCAPED.search(data) is not None
+            seen["escaped"] += _ESCAPED.search(data) is not None or (
+                _QUOTE.search(data) is not None and any(map(has_escaped_quotes, cells))
+            )
         if cells and (cells[0][:1] == "'" or cells[-1][-1:] == "'"):  # one tells, where all texts are quoted so
             seen["single"] += any(map(stands_in_single_quotes, cells))
         record = _csv_row(header, cells, position, head, ascii=len(taken) == 1 and data.isascii())
@@ -253,6 +256,8 @@ _OPEN: Final = "unexpected end of data"
 #: Characters of a column's name that are told.
 _NAMED: Final = 60
 _ESCAPED: Final = re.compile(rb"\\[ntr\\]")
+#: A quotation mark behind a backslash, which is not one that CSV doubles.
+_QUOTE: Final = re.compile(rb'\\"(?!")')
 
 
 def _csv_row(header: _Header, cells: list[str], position: int, head: bytes, *, ascii: bool = False) -> Found | Fault:
@@ -263,7 +268,9 @@ def _csv_row(header: _Header, cells: list[str], position: int, head: bytes, *, a
     # Programs leave empty cells at the end of a row away, or add some.
     if len(cells) != len(columns) and (len(cells) < least or any(cells[len(columns) :])):
         alone = f" ({columns[0][:_NAMED]!r}): the first line is to name all" if len(columns) == 1 else "s"
-        return Fault(position, Reason.RAGGED, f"{len(cells)} cells under {len(columns)} column{alone}", head)
+        escaped = any(cell[-1:] == "\\" for cell in cells)
+        mend = "; one ends with a backslash: if that is an escape, write cells in quotes without any" if escaped else ""
+        return Fault(position, Reason.RAGGED, f"{len(cells)} cells under {len(columns)} column{alone}{mend}", head)
     fields = {name: cell for name, cell in zip(columns, cells, strict=False) if cell and cell != _NULL}
     if "" in fields and nameless > 1:
         return Fault(position, Reason.RAGGED, "a value in a column without a name", head)

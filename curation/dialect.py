@@ -69,6 +69,12 @@ def is_bare(cell: str) -> bool:
     return '"' in cell and not stands_in_quotes(cell)
 
 
+def has_escaped_quotes(cell: str) -> bool:
+    """Tell whether a backslash stands before each quotation mark of a cell, and there are some: JSON has others."""
+    marks = cell.count('"')
+    return marks > 0 and marks == cell.count('\\"')
+
+
 def is_table(body: bytes, names: Container[str]) -> bool:
     """Tell whether a text is a table: its first line names two columns or more that mean something, and the second one
     has what separates them.
@@ -118,9 +124,9 @@ SEEN: Final = {
     "single": "rows have cells in single quotes, which were read as characters; if they quote, write double ones",
     "spaced": "rows have cells with a space before their quotes, which were read as characters; "
     "write none behind what separates cells",
-    "escaped": "rows have `\\n`, `\\t`, `\\r`, `\\\\`, or `\\` before a line end, which were read as letters; if they "
-    "mean line ends, tabs and backslashes, as PostgreSQL, MySQL and Hive write them, export as CSV with quotes "
-    "and without escapes",
+    "escaped": 'rows have `\\n`, `\\t`, `\\r`, `\\\\`, `\\"`, or `\\` before a line end, which were read as letters; '
+    "if they mean line ends, tabs, backslashes and quotation marks, as PostgreSQL, MySQL and Hive write them, export "
+    "as CSV with quotes and without escapes",
     "names": "lines repeat the names of columns, or are the rule below them, and were left out",
 }
 

@@ -69,7 +69,7 @@ def test_a_picture_is_refused_beside_content_that_the_recipe_names(make: Callabl
     files = {"a.jsonl": "\n".join(map(json.dumps, lines)).encode()}
     data = {"columns": {"prompt": "q", "completion": "best"}}
     for name, more in {"d1": {}, "d2": {"keep_columns": ["image"]}}.items():
-        with pytest.raises(NoUsableRowError, match="a message has `<image>`.* beside a column of them"):
+        with pytest.raises(NoUsableRowError, match=r"a message has `<image>`.* beside a column of them"):
             make(files, name, data={**data, **more})
     assert make({"a.jsonl": files["a.jsonl"].replace(b"<image> ", b"")}, "d3", data=data).counts["input"] == 30
 

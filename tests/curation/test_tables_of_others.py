@@ -11,11 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from curation.csv_rows import csv_rows
+from curation.dialect import Quotes
 from curation.documents import documents
 from curation.folders import said
 from curation.formats import decide
 from curation.gate import checks
 from curation.notes import NoUsableRowError
+from curation.records import Fault, Line
 from curation.told import card_lines
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError
@@ -263,6 +266,7 @@ def test_a_space_before_quotes_is_none_of_a_cell_where_the_names_have_one_and_to
     [
         *(("a.tsv", "one\\ntwo"), ("a.tsv", "C:\\\\dir"), ("a.tsv", "a\\tb"), ("a.csv", '"one\\\ntwo"')),
         *(("a.csv", '"C:\\\\dir"'), ("a.csv", "one\\ntwo"), ("a.csv", '"one\ntwo\\tthree"')),
+        *(("a.csv", 'say \\"on\\" twice'), ("a.tsv", 'say \\"on\\" twice')),
     ],
 )
 def test_escapes_that_are_read_as_letters_are_told(
@@ -272,6 +276,19 @@ def test_escapes_that_are_read_as_letters_are_told(
     made = make({name: table(*BOTH, ("what", cell), ("an s", "a\\s"), mark=mark)})
     assert chats(rows(made))["what"] == cell.strip('"')
     assert any(line.startswith(f"{name}: 1 rows have `\\n`") for line in card_lines(card_of(store, made)))
+
+
+def test_a_backslash_before_quotes_that_csv_or_json_doubles_is_no_escape(make: Make, store: FolderStore) -> None:
+    cells = [("a path", '"C:\\dir\\"'), ("a name", '"Schr\\""odinger"')]
+    made = make({"a.csv": table(*BOTH, *cells, mark="|"), "b.tsv": table(*BOTH, ("json", '{"say": "\\"on\\""}'))})
+    assert not any("`\\n`" in line for line in card_lines(card_of(store, made)))
+
+
+def test_an_escaped_separator_is_named_where_cells_are_too_many() -> None:
+    found = [Line(0, b"prompt,completion"), Line(18, b"Is it on\\, now?,Yes.")]
+    [row] = csv_rows(iter(found), 1000, Quotes())
+    assert isinstance(row, Fault)
+    assert row.detail.startswith("3 cells under 2 columns; one ends with a backslash")
 
 
 @pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.tsv", "\t")])
