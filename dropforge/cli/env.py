@@ -9,7 +9,7 @@ import sys
 import typer
 
 from dropforge.cli.connect import StateOption
-from dropforge.client.connection import running_stack
+from dropforge.client.connection import BEFORE_OURS, running_stack
 from dropforge.errors import DropforgeError
 from dropforge.proxies import proxies, spared
 
@@ -24,7 +24,7 @@ def env(state: StateOption = None) -> None:
         raise DropforgeError(
             "the environment", "it would be shown on this terminal", 'Pass it on: `eval "$(dropforge env)"`'
         )
-    typer.echo("unset MLFLOW_TRACKING_TOKEN")  # it would go before the login
+    typer.echo(f"unset {' '.join(BEFORE_OURS)}")
     unseen = spared(os.environ) if proxies(os.environ) else {}
     for name, value in {**stack.env(), **unseen}.items():
         typer.echo(f"export {name}={shlex.quote(value)}")

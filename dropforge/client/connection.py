@@ -19,8 +19,19 @@ from dropforge.stack.listeners import other_user
 from dropforge.stack.state import StackState, check_folder, running_state, state_path
 from dropforge.store import S3Store, Store
 
-#: Of other services; they would go before the address and login of the stack.
-_BEFORE_OURS: Final = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_REGISTRY_URI", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN")
+#: Of other services; they would go before the address and login of the stack, or keep boto3 from both.
+BEFORE_OURS: Final = (
+    "MLFLOW_TRACKING_TOKEN",
+    "MLFLOW_TRACKING_AUTH",
+    "MLFLOW_TRACKING_AWS_SIGV4",
+    "MLFLOW_REGISTRY_URI",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT_URL_SQS",
+    "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",
+    "AWS_SESSION_TOKEN",
+    "AWS_PROFILE",
+    "AWS_DEFAULT_PROFILE",
+)
 
 
 class Connection(NamedTuple):
@@ -83,7 +94,7 @@ def connect(state: Path | None) -> Connection:
         login = (os.environ.get("AIRFLOW_USERNAME", ""), os.environ.get("AIRFLOW_PASSWORD", ""))
         return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *login))
     stack = running_stack(folder, "Start it with `dropforge up`")
-    for name in _BEFORE_OURS:
+    for name in BEFORE_OURS:
         os.environ.pop(name, None)
     own = stack.env()
     own |= kubeconfig_env(folder / "kubeconfig-client", os.environ, own)

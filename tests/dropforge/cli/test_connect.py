@@ -26,6 +26,7 @@ from dropforge.errors import DropforgeError
 from dropforge.stack.processes import Traces
 from dropforge.stack.secrets import read_secrets
 from dropforge.stack.state import ServiceState, StackState, lock_path, mark_path, read_state, write_state
+from dropforge.store import s3_client
 from dropforge.terminal import Console
 
 SERVER = {
@@ -90,6 +91,26 @@ def test_a_stack_that_is_named_is_meant_and_so_is_the_default_one_where_nothing_
     assert stack_folder(None) == demo
     with pytest.raises(DropforgeError, match="it is not running"):
         connect(None)
+
+
+@pytest.mark.parametrize(
+    "theirs", [{"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}, {"AWS_PROFILE": "of-another-machine"}]
+)
+def test_a_shell_s_settings_of_aws_do_not_lead_away_from_the_stack(
+    demo: Path, monkeypatch: pytest.MonkeyPatch, theirs: dict[str, str]
+) -> None:
+    for name, value in theirs.items():
+        monkeypatch.setenv(name, value)
+    state = read_state(demo)
+    assert state is not None
+    write_state(replace(state, phase="ready"))
+    with lock_path(demo).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        printed = CliRunner().invoke(app, ["env"]).output
+        connect(demo)
+        assert s3_client().meta.endpoint_url == "http://127.0.0.1:1"
+    [unset, *_] = printed.splitlines()
+    assert theirs.keys() <= set(unset.removeprefix("unset ").split())
 
 
 def test_without_a_stack_or_services_a_command_says_that_none_is_running(
