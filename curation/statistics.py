@@ -54,6 +54,8 @@ class Statistics:
     :param more_alike: groups of labels, sources or groups that may be one value, beyond those that are shown.
     :param unset_names: `sources` and `groups` that may be a missing one.
     :param misnamed: sources that the recipe names and no row has, with the one that may be meant.
+    :param merged: files in which each row with a group has one of its own, and as many or more have none, with both
+        numbers, as sheets with merged cells are.
     :param several: labels that are others with a separator between. :param named_twice: labels of which half are the
         numbers from 0.
     :param repeated: phrases that open or end an unusual share of a source's kept rows, as `curation.phrases.repeated`.
@@ -92,6 +94,7 @@ class Statistics:
     shown: dict[str, int] = field(default_factory=dict)
     misnamed: dict[str, str] = field(default_factory=dict)
     several: dict[str, int] = field(default_factory=dict)
+    merged: list[tuple[str, int, int]] = field(default_factory=list)
     named_twice: dict[str, int] = field(default_factory=dict)
 
 
@@ -179,6 +182,14 @@ def measure(
         alike=same["labels"][:TOLD],
         unset=missing,
         several=made_of_others(labels),
+        merged=[
+            (files[file], held, rows - held)
+            for file, rows, held in tables.all(
+                'select r.file, count(*), count(r."group") from rows r group by r.file'
+                ' having count(r."group") > 1 and count(r."group") = count(distinct r."group")'
+                f' and count(*) >= 2 * count(r."group") order by r.file limit {TOLD}'
+            )
+        ],
         named_twice=numbers_and_names(labels),
         shown={label: count for label, count in labels.items() if is_repr(label) or is_json_text(label)},
         alike_names={name: same[name][:TOLD] for name in names},

@@ -15,16 +15,17 @@ from curation.statistics import ALARM_ONE_IN, ALARM_ROWS, TOLD, Statistics, show
 from dropforge.text import counted
 
 
-def alarms(statistics: Statistics, classes: bool = False, settled: bool = False) -> list[str]:
+def alarms(statistics: Statistics, classes: bool = False, settled: bool = False, asked: int = 0) -> list[str]:
     """Return lines on sources with strikingly many rows that try to be read otherwise than they look, or have a phrase
     in common, and on labels that do not say what they seem to.
 
     :param classes: whether labels are what is learned. :param settled: whether rows with one input and several labels
-        were taken out.
+        were taken out. :param asked: rows of a million that are to be evaluation rows.
     """
     phrases = first_of([told(*item) for item in statistics.repeated], _PHRASES, "phrases that open or end many rows")
     of_labels = _of_classes(statistics, settled) if classes else _of_unlearned(statistics)
-    return [*_of_sources(statistics), *_of_spellings(statistics), *of_labels, *phrases]
+    of_sides = _of_sides(statistics, asked)
+    return [*_of_sources(statistics), *_of_spellings(statistics), *of_labels, *of_sides, *phrases]
 
 
 def _of_sources(statistics: Statistics) -> Iterator[str]:
@@ -57,6 +58,21 @@ def _of_spellings(statistics: Statistics) -> Iterator[str]:
         yield f"labels: several in one, and a class of its own? {_counted(statistics.several)}"
     if statistics.named_twice:
         yield f"labels: are the numbers these names' own? {_counted(statistics.named_twice)}"
+
+
+def _of_sides(statistics: Statistics, asked: int) -> Iterator[str]:
+    """Lines on groups that do not hold together what they are to, and on such as leave too little to learn."""
+    for file, held, others in statistics.merged:
+        yield (
+            f"{file}: {held:,} rows have each a group of its own, and {others:,} have none; if cells were merged, write "
+            "the group in each row"
+        )
+    kept, measured = sum(statistics.shapes.values()), statistics.totals["eval"]["rows"]
+    if kept >= _SPLIT and measured * _PART >= kept and measured * 1_000_000 > 2 * asked * kept:
+        yield (
+            f"evaluation: {measured:,} of {kept:,} rows, which are not trained on; `data.eval_fraction` asks for "
+            f"{asked / 1_000_000:.0%}, but rows of one group, or with one input, are on one side"
+        )
 
 
 def _of_classes(statistics: Statistics, settled: bool) -> Iterator[str]:
@@ -101,6 +117,9 @@ def _of_unlearned(statistics: Statistics) -> Iterator[str]:
 _PHRASES: Final = 3
 #: One row in so many is more than the mistakes of who labelled them.
 _CONTESTED: Final = 20
+#: Rows from which on chance alone hardly makes one in so many an evaluation row where half as many are asked for.
+_SPLIT: Final = 50
+_PART: Final = 5
 #: Rows of a class, on average, with fewer of which nothing can be learned of it.
 _OF_A_CLASS: Final = 2
 

@@ -24,6 +24,8 @@ def summary(
     """
     asked = manifest.rules.get("pii")
     classes = manifest.rules.get("task") == "classification"
+    settled = Filtered.LABEL_CONFLICT in manifest.counts
+    alarming = alarms(statistics, classes, settled, manifest.rules["eval_per_million"])
     return {
         **({"pii": report.facts(asked, statistics.touched)} if asked else {}),
         "schema": 1,
@@ -41,7 +43,7 @@ def summary(
         "shards": [asdict(shard) for shard in manifest.shards],
         "columns": {"seen": {name: dict(found) for name, found in manifest.columns.items()}, "changed": []},
         # A terminal shows the first ones: what is lost, then what rows hold, then files, which may be many.
-        "warnings": [*first, *alarms(statistics, classes, Filtered.LABEL_CONFLICT in manifest.counts), *of_files],
+        "warnings": [*first, *alarming, *of_files],
         "statistics": asdict(statistics),
         "unicode": unicodedata.unidata_version,
     }

@@ -97,3 +97,22 @@ def test_a_class_that_no_evaluation_row_has_is_named(make: Make, store: FolderSt
         "`data.eval_fraction`"
     ]
     assert told("d2", "causal-lm") == []
+
+
+def test_groups_that_hold_nothing_together_or_too_much_are_told(make: Make, store: FolderStore) -> None:
+    """As a sheet with merged cells has them, and as one has them that tells who got which of two treatments."""
+
+    def told(name: str, group: Callable[[int], str]) -> list[str]:
+        lines = [f"question number {n} of many,{n} it is,{group(n)}" for n in range(60)]
+        made = make({"a.csv": "\n".join(["prompt,completion,group", *lines]).encode()}, name)
+        return [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "phrases" not in line]
+
+    assert told("d1", lambda n: "" if n % 6 else f"g{n}") == [
+        "a.csv: 10 rows have each a group of its own, and 50 have none; if cells were merged, write the group in each "
+        "row"
+    ]
+    assert told("d2", lambda n: f"arm {n % 2}") == [
+        "evaluation: 30 of 60 rows, which are not trained on; `data.eval_fraction` asks for 5%, but rows of one group, "
+        "or with one input, are on one side"
+    ]
+    assert told("d3", lambda n: f"g{n // 3}" if n % 2 else "") == []
