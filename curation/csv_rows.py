@@ -154,6 +154,8 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             reason = Reason.NUL if b"\0" in first.data else Reason.BAD_QUOTES
             if reason == Reason.BAD_QUOTES and b'\\"' in first.data:
                 cause = 'a quote within a cell is written \\", not "" (Spark: option escape=\'"\')'
+            elif reason == Reason.BAD_QUOTES and cause.startswith(_RETURN):
+                cause = "a carriage return stands in a cell without quotes: write the cell in quotes, or without it"
             elif reason == Reason.BAD_QUOTES and not first.ended and cause == _OPEN:
                 reason, cause = Reason.TORN_FILE, "the file ends inside a cell in quotes"
             yield from unclosed.flush()
@@ -253,6 +255,8 @@ def _names(cells: list[str]) -> list[str]:
 
 #: What `csv` says of a cell whose quote is not closed.
 _OPEN: Final = "unexpected end of data"
+#: And of a carriage return that no line feed follows.
+_RETURN: Final = "new-line character seen in unquoted field"
 #: Characters of a column's name that are told.
 _NAMED: Final = 60
 _ESCAPED: Final = re.compile(rb"\\[ntr\\]")

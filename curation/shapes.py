@@ -253,11 +253,24 @@ def chat_of(text: str) -> list[Any] | None:
         found = parse_text(text)
     except (ValueError, RejectError):
         return None
-    chat = isinstance(found, list) and all(
-        isinstance(item, dict) and item.keys() & {"role", "from"} and item.keys() & {"content", "value", "tool_calls"}
-        for item in found
+    return found if isinstance(found, list) and all(map(_is_message, found)) else None
+
+
+def _is_message(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and not value.keys().isdisjoint({"role", "from"})
+        and not value.keys().isdisjoint({"content", "value", "tool_calls"})
     )
-    return found if chat else None
+
+
+def no_object(row: Any) -> str:
+    """What is wrong with a row of JSON that is no object, and what to do about one that holds objects."""
+    if isinstance(row, list) and row and all(map(_is_message, row)):
+        return "the row is a list of messages: write it as the `messages` of an object"
+    if isinstance(row, list) and row and all(isinstance(item, dict) for item in row):
+        return f"the row is a list of {len(row):,} objects: if these are the rows, write each as a line of its own"
+    return f"the row is a {type(row).__name__}"
 
 
 def texts(value: Any) -> Any:

@@ -64,8 +64,8 @@ def _of_sides(statistics: Statistics, asked: int) -> Iterator[str]:
     """Lines on groups that do not hold together what they are to, and on such as leave too little to learn."""
     for file, held, others in statistics.merged:
         yield (
-            f"{file}: {held:,} rows have each a group of its own, and {others:,} have none; if cells were merged, write "
-            "the group in each row"
+            f"{file}: {held:,} rows have each a group of its own, and {others:,} have none; if cells were merged, "
+            "write the group in each row"
         )
     kept, measured = sum(statistics.shapes.values()), statistics.totals["eval"]["rows"]
     if kept >= _SPLIT and measured * _PART >= kept and measured * 1_000_000 > 2 * asked * kept:
