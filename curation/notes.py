@@ -104,7 +104,7 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
         held.update({name: getattr(report, name) for name in ("rows", *_SHARES)})
         held["told"] += report.letters if report.dialect.get("escaped") else 0
     found: dict[str, Counter[str]] = {
-        what: Counter() for what in (_QUOTED, *_MOSTLY.values(), _LETTERS, _ENTITIES, *_MISREAD.values())
+        what: Counter() for what in (_QUOTED, *_MOSTLY.values(), _LETTERS, *_OFTEN.values(), *_MISREAD.values())
     }
     for name, held in files.items():
         rows = held["rows"]
@@ -115,7 +115,8 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
         # Where others have line ends, `\n` is what programs and formulas are written with.
         letters = held["letters"] - held["told"]
         found[_LETTERS][name] = letters * (letters * _SOME >= rows and letters > _SOME * held["lined"])
-        found[_ENTITIES][name] = held["entities"] * (held["entities"] * _SOME >= rows)
+        for seen, what in _OFTEN.items():
+            found[what][name] = held[seen] * (held[seen] * _SOME >= rows)
         for seen, what in _MISREAD.items():
             found[what][name] = held[seen] * (held[seen] * _FEW >= rows)
     return {what: +files_of for what, files_of in found.items()}
@@ -131,6 +132,7 @@ _SHARES: Final = (
     "replaced",
     "misread",
     "entities",
+    "pictured",
     "leaked",
 )
 _MISREAD: Final = {
@@ -144,10 +146,13 @@ _MOSTLY: Final = {
     "addresses": "rows hold where a file is and not what is in it; if that is not meant, write its text",
     "encoded": "rows hold a text in base64, in hexadecimal or with `%20` for spaces; if that is not meant, decode it",
 }
-_ENTITIES: Final = (
-    "rows have characters as HTML writes them (`&#39;`, `&quot;`) and no tags, or Excel's `_x000D_` before line ends; "
-    "if that is not meant, write the characters"
-)
+#: What is told where one row of a file in `_SOME` has it.
+_OFTEN: Final = {
+    "entities": "rows have characters as HTML writes them (`&#39;`, `&quot;`) and no tags, or Excel's `_x000D_` before "
+    "line ends; if that is not meant, write the characters",
+    "pictured": "rows hold a picture, sound or video by its bytes (`data:image/png;base64,...`), and only text is "
+    "learned: take it out",
+}
 _LETTERS: Final = (
     "rows have `\\n` in letters, and few have a line end; if that is not meant, write JSON once, not twice"
 )

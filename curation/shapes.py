@@ -215,6 +215,14 @@ _ENTITY: Final = re.compile(r"&(?:#\d{2,5}|#x[0-9a-fA-F]{2,5}|amp|lt|gt|quot|apo
 _TAG: Final = re.compile(r"</?[A-Za-z][^<>]{0,400}>")
 
 
+def has_picture(text: str) -> bool:
+    """Tell whether a picture, a sound or a video stands in a text by its bytes, as pages and notebooks have it."""
+    return ";base64," in text and _DATA.search(text) is not None
+
+
+_DATA: Final = re.compile(r"data:(?:image|audio|video)/[\w.+-]{1,40};base64,[A-Za-z0-9+/]{40}")
+
+
 def several(text: str) -> str | None:
     """What a text holds that is a list of several values or an object, as JSON, Python, NumPy and PostgreSQL write one;
     None for any other."""

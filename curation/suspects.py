@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from curation.canonical import Row
 from curation.repair import is_misread
-from curation.shapes import has_entities, is_address, is_chat, is_encoded, is_json_text, is_repr
+from curation.shapes import has_entities, has_picture, is_address, is_chat, is_encoded, is_json_text, is_repr
 from curation.spellings import LONGEST_UNSET, is_rounded, is_unset, stands_at_end
 from curation.task import Report
 
@@ -55,7 +55,7 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.rounded += 1
     texts = row.contents if row.text is None else (row.text,)
     odd: list[int] = []
-    lined = letters = replaced = misread = entities = False
+    lined = letters = replaced = misread = entities = pictured = False
     # Most are nothing of all this, which length, first and last character, and end tell at once.
     for place, text in enumerate(texts):
         if len(text) <= _LONGEST_KEPT and text in _plain:
@@ -72,6 +72,7 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
             entities = entities or _RETURN in text
         elif "\\" in text:
             letters = letters or _LETTERS.search(text) is not None
+        pictured = pictured or (len(text) > _LONGEST_KEPT and has_picture(text))
         if "&" in text and not entities and (not row.roles or row.roles[place] != "tool"):
             entities = has_entities(text)
         if seen or len(text) <= LONGEST_UNSET or (text[-1] in _ENDS and text[0] in _BEGINS):
@@ -80,10 +81,11 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.lined += 1
     elif letters:
         report.letters += 1
-    if replaced or misread or entities:
+    if replaced or misread or entities or pictured:
         report.replaced += replaced
         report.misread += misread
         report.entities += entities
+        report.pictured += pictured
     if not odd and not row.beside:
         return
     said: list[_Looks] = []

@@ -167,7 +167,8 @@ class Report:
     `addresses` in how many one is the address of a file, `encoded` in how many one is encoded, and `lined` and
     `letters` in how many one has a line end, or none but `\\n` in letters, `replaced` in how many one has U+FFFD for
     what nobody could read, `misread` in how many one is UTF-8 that was read as something else, `entities` in how many
-    one has characters as HTML or Excel's XML writes them, and `leaked` how many begin or end with their label."""
+    one has characters as HTML or Excel's XML writes them, `pictured` in how many a picture
+    stands, and `leaked` how many begin or end with their label."""
 
     file: int
     records: int = 0
@@ -197,4 +198,5 @@ class Report:
     replaced: int = 0
     misread: int = 0
     entities: int = 0
+    pictured: int = 0
     leaked: int = 0
