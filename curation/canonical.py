@@ -125,6 +125,24 @@ def canonical(
     :param nulls: whether what is null in it was written so: in columns each object has all keys of its column.
     :raises RejectError: if they hold no usable text.
     """
+    try:
+        return _canonical(fields, text_column, labels, answers, pictures, nulls)
+    except RejectError:
+        filled = {name: value for name, value in fields.items() if not _is_empty(name, value)}
+        if len(filled) == len(fields):
+            raise
+        # Of several shapes some programs leave the columns of the others empty, and not null.
+        with suppress(RejectError):
+            row = _canonical(filled, text_column, labels, answers, pictures, nulls)
+            if FIELDS.isdisjoint(name.strip().lower() for name in row.unknown):
+                return row  # else one side of a pair is there, which has no answer
+        raise
+
+
+def _canonical(
+    fields: Mapping[str, Any], text_column: str, labels: bool, answers: bool, pictures: bool, nulls: bool
+) -> Row:
+    """The row, as `canonical` gives it, where no field is there that holds nothing."""
     given, spelled = fields, _AS_NAMED
     messages, used = _messages(fields, text_column, nulls)
     text = fields.get(text_column) if messages is None else None
@@ -329,6 +347,11 @@ def _unused(given: Mapping[str, Any], read: Container[str], text_column: str) ->
         if ((folded := name.strip().lower()) in FIELDS or folded == text) and value not in _NOTHING:
             found += (name,)
     return found
+
+
+def _is_empty(name: str, value: Any) -> bool:
+    """Whether a field holds nothing; an answer may well be `[]`."""
+    return value in _NOTHING or (value == "[]" and name in LISTS)
 
 
 _NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})

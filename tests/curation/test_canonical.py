@@ -276,6 +276,17 @@ def test_exact_name_sees_every_difference() -> None:
     assert len({exact(row) for row in rows}) == len(rows)
 
 
+@pytest.mark.parametrize("empty", ["", [], "[]"])
+def test_a_column_of_another_shape_that_is_empty_is_not_there(empty: Any) -> None:
+    pair = {"prompt": "Is it on?", "completion": "Yes."}
+    assert canonical({"messages": empty, "text": "", **pair}) == canonical(pair)
+    assert canonical({"prompt": "", "completion": "", "text": "It is on."}) == canonical({"text": "It is on."})
+    for nothing in ({"prompt": "Is it on?", "completion": "", "text": "Is it on?"}, {"messages": empty}):
+        with pytest.raises(RejectError):
+            canonical(nothing)
+    assert canonical({**pair, "completion": "[]"}).contents[1] == "[]"
+
+
 @given(st.text(), st.text())
 def test_folding_is_stable_and_normalised(left: str, right: str) -> None:
     assert fold(fold(left)) == fold(left)
