@@ -249,8 +249,8 @@ def _kind(head: bytes, expected: Kind | None) -> Kind:
     first, _, rest = body.partition(b"\n")
     first = first.strip()
     value = _json(first)
-    if isinstance(value, list) and rest.lstrip().startswith(b"[") and expected not in {"csv", "text"}:
-        return "jsonl"  # of lists, which are no rows: one array of rows does not begin again
+    if isinstance(value, list) and rest.lstrip().startswith((b"[", b"{")) and expected not in {"csv", "text"}:
+        return "jsonl"  # of lists, which are no rows: nothing follows one array of rows
     if (
         body.startswith(b"[")
         and expected not in {"csv", "text"}

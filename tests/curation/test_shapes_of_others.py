@@ -201,6 +201,7 @@ COLUMNS = {"prompt": dict(enumerate(ASKED)), "completion": dict(enumerate(ANSWER
         ("a.csv", b"text,label,text\na,b,c", "column 'text' appears twice"),
         ("a.json", json.dumps(CHATS).encode(), "the row is a list of messages: write it as the `messages`"),
         ("a.jsonl", b'[{"text": "a"}, {"text": "b"}]\n[{"text": "c"}]\n', "a list of 2 objects: if these are the rows"),
+        ("a.jsonl", b"[]\n[]\n", "the row is a list"),
         ("a.csv", b"prompt,completion\nIs it\ron?,Yes.\n", "a carriage return stands in a cell without quotes"),
         ("a.csv", b'text,label\n"a \\"b\\" c",d', "Spark: option escape"),
         ("a.json", json.dumps(COLUMNS).encode(), "`prompt` holds 30 values of a column.*orient='records', lines=True"),
@@ -242,7 +243,7 @@ def test_a_drop_of_which_no_row_can_be_used_says_why_and_where(
         ({"entries": [{"url": "s3://b/a.jsonl", "mandatory": True}]}, "Redshift writes it: leave this file out"),
         ({"translation": {"en": "a", "de": "b"}}, "write its two texts as `prompt` and `completion`"),
         ({"segments": [{"label": False, "text": "a"}, {"label": True, "text": "b"}]}, "as Axolotl has them"),
-        ({"messages": [], "prompt": "a", "completion": "b"}, "`messages` is an empty list"),
+        ({"messages": [], "prompt": "a", "completion": ""}, "`messages` is an empty list"),
     ],
 )
 def test_what_is_no_row_is_called_what_it_is(fields: dict[str, Any], told: str) -> None:
