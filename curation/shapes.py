@@ -238,8 +238,11 @@ def several(text: str) -> str | None:
     return f"a list of {len(found):,}" if isinstance(found, list) and len(found) > 1 else None
 
 
-#: Quoted values behind each other in brackets, or any in braces with a comma between.
-_SEVERAL: Final = re.compile(r"""[\[({]\s*b?(["']).*?\1\s*(?:[,:]\s*[^\s)]|["']).*|\{[^,]*,.*""", re.DOTALL)
+#: Quoted values behind each other in brackets, numbers as NumPy has them, or any values in braces with a comma between.
+_SEVERAL: Final = re.compile(
+    r"""[\[({]\s*b?(["']).*?\1\s*(?:[,:]\s*[^\s)]|["']).*|\{[^,]*,.*|\[\s*-?\d[\d.]*(?:\s+-?\d[\d.]*)+\s*\]""",
+    re.DOTALL,
+)
 
 
 def is_chat(text: str) -> bool:

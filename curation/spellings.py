@@ -11,6 +11,7 @@ import json
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from decimal import Decimal
@@ -116,12 +117,23 @@ def alike(rows: Mapping[str, int]) -> list[dict[str, int]]:
 
 
 def made_of_others(rows: Mapping[str, int]) -> dict[str, int]:
-    """Return labels that are several of the others with a separator between, with their rows. :param rows: of each."""
-    return {label: count for label, count in rows.items() if any(_is_made(label, mark, rows) for mark in "|;,")}
+    """Return labels that are several of the others with a separator between, or, where most with one are, several parts
+    that others have too, with their rows. :param rows: of each label."""
+    found: dict[str, int] = {}
+    for mark in "|;, ":
+        parts = {label: _parts(label, mark) for label in rows if mark in label}
+        often = Counter(part for within in parts.values() for part in within) if len(parts) > 1 else Counter()
+        shared = [label for label, within in parts.items() if within and all(often[part] > 1 for part in within)]
+        made = {label for label, within in parts.items() if within and within <= rows.keys()}
+        made |= set(shared) if len(shared) > len(parts) // 2 else set()
+        found |= {label: rows[label] for label in made}
+    return {label: count for label, count in rows.items() if label in found}
 
 
-def _is_made(label: str, mark: str, labels: Collection[str]) -> bool:
-    return mark in label and all(part.strip() in labels for part in label.split(mark))
+def _parts(label: str, mark: str) -> set[str]:
+    """What a separator parts of a label; of what spaces part numbers alone, where words may well be a name."""
+    parts = {part.strip() for part in label.split(mark)}
+    return parts if mark != " " or all(part.isdecimal() for part in parts) else set()
 
 
 def numbers_and_names(rows: Mapping[str, int]) -> dict[str, int]:

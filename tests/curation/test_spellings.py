@@ -24,7 +24,7 @@ from curation.gate import checks
 from curation.identity import document
 from curation.mapping import Columns
 from curation.reasons import Reason, RejectError
-from curation.spellings import alike, mixed_truths, numbers_and_names, truths_among, unset, value_name
+from curation.spellings import alike, made_of_others, mixed_truths, numbers_and_names, truths_among, unset, value_name
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -81,6 +81,26 @@ def test_structures_and_dates_have_the_name_that_they_have_as_text() -> None:
     assert value_name(day) == "1970-01-01"
 
 
+@pytest.mark.parametrize(
+    ("labels", "made"),
+    [
+        ("spam ham spam|ham", "spam|ham"),
+        ("action,comedy comedy,drama action,drama drama", "action,comedy comedy,drama action,drama"),
+        ("a|b b|c c|a", "a|b b|c c|a"),
+        ("Portland,OR Salem,OR Austin,TX Portland,ME", ""),
+        ("Food|Fruit Food|Meat Tools|Saws", ""),
+        ("Food|Fruit", ""),
+    ],
+)
+def test_labels_that_are_several_in_one_are_found(labels: str, made: str) -> None:
+    assert list(made_of_others(dict.fromkeys(labels.split(), 1))) == made.split()
+
+
+def test_numbers_with_spaces_between_are_several_labels_and_words_a_name() -> None:
+    assert made_of_others({"3": 1, "10": 2, "3 10": 3}) == {"3 10": 3}
+    assert made_of_others({"spam": 1, "ham": 2, "spam ham": 3}) == {}
+
+
 @pytest.mark.parametrize("value", [b"\xff", [b"\xff"], {"a": {"b": b"\xff"}}, {b"\xff": 1}, {date(1970, 1, 1): 1}])
 @pytest.mark.parametrize("name", ["label", "source", "group"])
 def test_bytes_that_are_no_text_name_nothing(name: str, value: Any) -> None:
@@ -99,6 +119,8 @@ def test_bytes_that_are_no_text_name_nothing(name: str, value: Any) -> None:
         ("[1, 2]", "a list of 2"),
         ("['spam', 'ham']", "several values"),
         ("['spam' 'ham']", "several values"),
+        ("[ 3 10]", "several values"),
+        ("[0. 1. 0.]", "several values"),
         ("{'choices': ['spam']}", "several values"),
         ("(b'spam', 'ham')", "several values"),
         ("{spam,ham}", "several values"),
