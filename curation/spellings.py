@@ -105,15 +105,29 @@ def mixed_truths(rows: Mapping[str, int]) -> dict[str, int]:
 
 def alike(rows: Mapping[str, int]) -> list[dict[str, int]]:
     """Return labels that differ in case, spaces, hyphens and underscores, characters that nobody sees, the way a number
-    or an address is written, or what people and programs write around them alone (`Label: **spam**.`), with their rows:
-    one value or several, nobody can tell.
+    or an address is written, or what people and programs write around them alone (`Label: **spam**.`), or such as say
+    more than another (`1 - low` beside `1`), with their rows: one value or several, nobody can tell.
 
     :param rows: of each label.
     """
     found: dict[str, dict[str, int]] = {}
     for label, count in rows.items():
         found.setdefault(_folded(label), {})[label] = count
-    return [group for group in found.values() if len(group) > 1 and not mixed_truths(group)]
+    same = [group for group in found.values() if len(group) > 1 and not mixed_truths(group)]
+    more = [(label, other) for label in rows for other in _within(label) if other in rows]
+    return same + [{other: rows[other], label: rows[label]} for label, other in more]
+
+
+def _within(label: str) -> tuple[str, ...]:
+    """What may be the label alone: the number or the name of one that has both, or its first line."""
+    if (both := _BOTH.fullmatch(label)) is not None:
+        return both[1], both[2]
+    first, more, _ = label.partition("\n")
+    return (first.strip(),) if more else ()
+
+
+#: A number and a name, as of a choice; 1.5 is one number.
+_BOTH: Final = re.compile(r"(\d{1,4})(?:\s+[-\u2013]\s+|\s?[:=]\s?|[.)]\s)([^\W\d_].*)")
 
 
 def made_of_others(rows: Mapping[str, int]) -> dict[str, int]:
@@ -249,7 +263,7 @@ def _folded(label: str) -> str:
         text, before = _bare(text) or text, text
         if text == before:
             break
-    text = _NUMBERED.sub("", text)
+    text = _STARS.sub("", _NUMBERED.sub("", text))
     if (time := _TIME.fullmatch(text)) is not None:
         return f"{time[1]} {time[2]}{(time[3] or '').rstrip('.0')}"
     if _THOUSANDS.fullmatch(text):
@@ -298,6 +312,8 @@ _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d)[t ](\d\d:\d\d:\d\d)(\.\d+)?\s?(?:z
 _THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+")
 #: What transformers calls the classes 0 to n, where they have no names.
 _NUMBERED: Final = re.compile(r"(?:label|class)[\s_-]*(?=\d+\Z)")
+#: And as people rate.
+_STARS: Final = re.compile(r"(?<=\d)[\s_-]*stars?\Z")
 #: What stands between words of a name, or between words and numbers; 1-2 is not 12.
 _MARK: Final = r"(?:\s+-\s+|\s+|[_\-\u2010-\u2015]+)"
 _BETWEEN: Final = re.compile(rf"(?<=[^\W\d_]){_MARK}(?=[^\W_])|(?<=\d){_MARK}(?=[^\W\d_])|(?<=\d)\s+(?=%)")

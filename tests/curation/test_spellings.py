@@ -281,6 +281,11 @@ def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_sc
         ["mailto:ann@x.org", "Ann@x.org"],
         ["a%20b", "a b"],
         ["M\u00c3\u00bcll", "M\u00fcll"],  # UTF-8 that was read as Latin-1
+        ["5 stars", "5", "5-star"],
+        ["1", "1 - low"],
+        ["1", "1. low"],
+        ["low", "1: low"],
+        ["spam", "spam\nIt sells."],
     ):
         assert alike(dict.fromkeys([*ways, "other"], 1)) == [dict.fromkeys(ways, 1)]
     others = [
@@ -301,6 +306,7 @@ def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_sc
         "&",
         "&&",
     ]
+    others += ["1.5", "0", "1:30", "1 day", "spam", "spam - it sells", "2 = b"]
     others += ["A*", "C#", "A. Smith", "B. Smith", "1. League", "2. League", "net", ".net", "1, 2", "9:30", "930", "5!"]
     others += ["'", "''", "**", "#", "12345678901234567890", "12345678901234567891", "1.2", "123"]  # ids are no floats
     others += ["2026-01-02", "2026-01-02 12:00:01", "2026-01-02T12:00:01+02:00", "2026-01-02 12:00:10", "2,50", "250"]
