@@ -14,7 +14,7 @@ from rich.table import Table
 from curation import check, curate
 from curation.earlier import mark
 from curation.increments import aside
-from curation.local import Layered, folder_of, local_drop
+from curation.local import Layered, check_out, folder_of, local_drop
 from curation.shown import shown
 from dropforge.errors import DropforgeError
 from dropforge.recipes import load_recipe
@@ -42,6 +42,7 @@ def main(
         overrides = {"curation": {name: value for name, value in given.items() if value is not None}}
         settings = load_recipe(recipe, overrides)
         check_uploaded(settings, f"path {data}")
+        check_out(data, out)
         drop = local_drop(data, family, on_skip=lambda path, why: say(f"{path} is left out: {why}"))
         store = Layered(out, [(drop.prefix, FolderStore(folder_of(data)))])
         with tempfile.TemporaryDirectory(prefix="curation-") as work, shown(_console) as progress:

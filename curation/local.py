@@ -51,6 +51,22 @@ def folder_of(data: Path) -> Path:
     return data if data.is_dir() else data.parent
 
 
+def check_out(data: Path, out: Path) -> None:
+    """Refuse a folder for dataset versions that lies among the data: what is written there would be read next time.
+
+    :raises DataError: then. A hidden folder may lie there, as its files are not read.
+    """
+    root, place = data.resolve(), out.resolve()
+    if not data.is_dir() or not place.is_relative_to(root):
+        return
+    if not any(part.startswith(".") for part in place.relative_to(root).parts):
+        raise DataError(
+            f"option --out {out}",
+            f"it lies within {data}, whose files are read",
+            "Give a folder outside, or a hidden one",
+        )
+
+
 def local_drop(
     data: Path,
     family: str,

@@ -66,7 +66,7 @@ def curate(
         from curation.earlier import mark
         from curation.gate import check, checks
         from curation.increments import aside
-        from curation.local import Layered, card_of, folder_of, local_drop, look
+        from curation.local import Layered, card_of, check_out, folder_of, local_drop, look
         from curation.notes import NoUsableRowError
         from curation.pipeline import curate as make
         from curation.shown import shown
@@ -78,6 +78,8 @@ def curate(
         raise DropforgeError(f"card {card}", "its folder is not there", "Give --card a file in a folder that is")
     path = Path(data) if Path(data).exists() else None
     if path is not None:
+        if out is not None:
+            check_out(path, out)
         drop = local_drop(path, check_family(family), on_skip=_tell_skipped)
         under: list[tuple[str, Store]] = [(drop.prefix, FolderStore(folder_of(path)))]
         if sample is None and out is None:

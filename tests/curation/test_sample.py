@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from curation.kernel import ROWS, run
+from curation.local import check_out
 from curation.notes import NoUsableRowError
 from curation.pace import Lines
 from curation.plan import make_rules, tasks
@@ -21,7 +23,7 @@ from curation.records import Fault, Found
 from curation.sample import SEEN, Sample, Told, choose_sample, chosen, guess_rows, whole_seconds
 from dropforge.cli.app import app
 from dropforge.drop import Drop
-from dropforge.errors import DropforgeError
+from dropforge.errors import DataError, DropforgeError
 from dropforge.recipe import Recipe
 from dropforge.store import FolderStore
 
@@ -151,6 +153,16 @@ def test_a_folder_becomes_a_version_in_a_folder(folder: Path, tmp_path: Path) ->
     (manifest,) = (tmp_path / "out/datasets/fam").glob("*/manifest.json")
     assert f"fam/{manifest.parent.name}" in done.stdout
     assert json.loads(manifest.read_bytes())["counts"]["input"] == 1060
+
+
+@pytest.mark.parametrize(("out", "refused"), [("out", True), ("", True), (".out", False), ("../out", False)])
+def test_a_version_is_not_put_among_the_data_where_it_would_be_read(folder: Path, out: str, refused: bool) -> None:
+    """Rows that were taken out since would return with it."""
+    with pytest.raises(DataError, match="whose files are read") if refused else nullcontext():
+        check_out(folder, folder / out)
+    check_out(folder / "a.jsonl", folder)  # of one file nothing beside it is read
+    done = CliRunner().invoke(app, ["curate", str(folder), "--out", str(folder / "out")])
+    assert "whose files are read" in str(done.exception)
 
 
 def test_one_file_is_looked_at_alone(folder: Path, tmp_path: Path) -> None:
