@@ -155,7 +155,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             if reason == Reason.BAD_QUOTES and b'\\"' in first.data:
                 cause = 'a quote within a cell is written \\", not "" (Spark: option escape=\'"\')'
             elif reason == Reason.BAD_QUOTES and cause.startswith(_RETURN):
-                cause = "a carriage return stands in a cell without quotes: write the cell in quotes, or without it"
+                cause = "a carriage return is in a cell without quotes: write the cell in quotes, or without it"
             elif reason == Reason.BAD_QUOTES and not first.ended and cause == _OPEN:
                 reason, cause = Reason.TORN_FILE, "the file ends inside a cell in quotes"
             yield from unclosed.flush()

@@ -62,7 +62,7 @@ def check_out(data: Path, out: Path) -> None:
     if not any(part.startswith(".") for part in place.relative_to(root).parts):
         raise DataError(
             f"option --out {out}",
-            f"it lies within {data}, whose files are read",
+            f"it is within {data}, whose files are read",
             "Give a folder outside, or a hidden one",
         )
 

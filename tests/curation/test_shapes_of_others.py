@@ -202,7 +202,7 @@ COLUMNS = {"prompt": dict(enumerate(ASKED)), "completion": dict(enumerate(ANSWER
         ("a.json", json.dumps(CHATS).encode(), "the row is a list of messages: write it as the `messages`"),
         ("a.jsonl", b'[{"text": "a"}, {"text": "b"}]\n[{"text": "c"}]\n', "a list of 2 objects: if these are the rows"),
         ("a.jsonl", b"[]\n[]\n", "the row is a list"),
-        ("a.csv", b"prompt,completion\nIs it\ron?,Yes.\n", "a carriage return stands in a cell without quotes"),
+        ("a.csv", b"prompt,completion\nIs it\ron?,Yes.\n", "a carriage return is in a cell without quotes"),
         ("a.csv", b'text,label\n"a \\"b\\" c",d', "Spark: option escape"),
         ("a.json", json.dumps(COLUMNS).encode(), "`prompt` holds 30 values of a column.*orient='records', lines=True"),
         ("a.json", json.dumps({"prompt": ASKED, "completion": ANSWERS}).encode(), "`prompt` is a list of 30 texts"),
