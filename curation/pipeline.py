@@ -274,7 +274,7 @@ def step(
         out = workdir / "out" / (drop.id if family else "")
         found = find(store, drop.family, digest)
         if found is not None and not repair:
-            return _unless(refusal, store, found)
+            return _unless(refusal, store, found, sample)
         old_names = [key for old in earlier for key in old.keys]
         left = state.write(tables, rules, out / "state", len(old_names)) if family else {}
         left = state.as_named(left, found.steps[-1]) if found is not None and left else left
@@ -358,19 +358,19 @@ def step(
         return replace(manifest, files=stored, steps=(*earlier, this))
 
     parts = [one for split in SPLITS for one in shards[split]]
-    made = publish(store, drop.family, digest, parts, out, tell, complete)
-    return _unless(refusal, made, "" if sample else f". The card is {store.uri}/{made.files['card_html']}")
+    return _unless(refusal, store, publish(store, drop.family, digest, parts, out, tell, complete), sample)
 
 
-def _unless(refusal: NoUsableRowError | None, manifest: Manifest, card: str) -> Manifest:
+def _unless(refusal: NoUsableRowError | None, store: Store, manifest: Manifest, sample: int | None) -> Manifest:
     """A version, unless no row of it can be used; then it shows why.
 
-    :param card: where the card is; that of a sample stays nowhere.
+    :param sample: of how many rows, whose card stays nowhere.
 
     :raises NoUsableRowError: with the version.
     """
     if refusal is None:
         return manifest
+    card = "" if sample else f". The card is {store.uri}/{manifest.files['card_html']}"
     told = NoUsableRowError(refusal.thing, f"{refusal.cause}{card}", refusal.mend)
     told.manifest = manifest
     raise told
