@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from dropforge.errors import DataError
-from dropforge.store import Store, written_by_others
+from dropforge.json_objects import UnreadableError, read_object
+from dropforge.store import MissingObjectError, Store, written_by_others
 
 STATE: Final = "state.json"
 INFO: Final = "dataset_info.json"
@@ -59,17 +59,14 @@ def shards(thing: str, state: Mapping[str, Any], found: Collection[str]) -> list
 
 
 def _read(store: Store, root: str, key: str) -> dict[str, Any]:
-    info = store.stat(root + key)
-    if info is None or info.size > _LARGEST:
-        raise _broken(f"file {root}{key}", "it is not there" if info is None else f"it has {info.size} bytes")
+    thing = f"file {root}{key}"
     try:
-        with written_by_others(f"file {root}{key}"):
-            values = json.loads(store.get(root + key))
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
-        raise _broken(f"file {root}{key}", "it is no JSON object")
-    return values
+        with written_by_others(thing):
+            return read_object(store, root + key, most=_LARGEST)
+    except MissingObjectError:
+        raise _broken(thing, "it is not there") from None
+    except UnreadableError as error:
+        raise _broken(thing, error.cause) from None
 
 
 def _broken(thing: str, cause: str) -> DataError:

@@ -15,13 +15,14 @@ from datasets import ClassLabel, Dataset, DatasetDict
 
 import curation
 from curation.classes import class_names
+from dropforge import saved
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
 from dropforge.recipe_data import Source
 from dropforge.sources import pin
-from dropforge.store import FolderStore
+from dropforge.store import FolderStore, ObjectInfo
 
 NAMES = ["billing", "delivery", "other"]
 
@@ -125,3 +126,14 @@ def test_names_of_classes_that_are_as_long_as_texts_are_none(tmp_path: Path) -> 
         metadata={"huggingface": json.dumps({"info": {"features": features}})},
     )
     assert class_names(schema) == {"kind": ["y"]}
+
+
+def test_a_list_of_files_is_read_to_its_bound_whatever_its_size_was(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("lake/four/state.json", b"{" + b" " * 1000 + b"}")
+    small = ObjectInfo("lake/four/state.json", 2, "")  # as it was when it was looked at
+    monkeypatch.setattr(store, "stat", lambda _: small)
+    monkeypatch.setattr(saved, "_LARGEST", 1000)
+    with pytest.raises(DataError, match=r"file lake/four/state\.json: .*more than 1,000 bytes.*`save_to_disk`"):
+        saved.saved_files(store, "lake/four/", {"state.json", "dataset_info.json"})
