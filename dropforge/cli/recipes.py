@@ -126,7 +126,7 @@ def plan(
         Console().print(_plan_table(loaded, figures, forecast(sized, figures, speed), rows))
         check_startable(loaded)
         if connection is not None:
-            connection.check_reads(family, loaded)
+            connection.check_recipe(family, loaded)
         allowed = (connection and connection.reads) or readable()
         check_folder_there(loaded, allowed.folders)
         check_length(sized)

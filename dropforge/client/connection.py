@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from dropforge import settings
+from dropforge.base_config import check_folder_there
 from dropforge.client.airflow import Airflow
-from dropforge.errors import DropforgeError
+from dropforge.errors import DropforgeError, RecipeError
 from dropforge.readable import Readable, check_reads, readable
 from dropforge.recipe import Recipe
 from dropforge.settings import Settings
@@ -52,10 +53,11 @@ class Connection(NamedTuple):
         """What recipes may have read; None where that is not known here."""
         return None if self.readable is None else readable({settings.READABLE: self.readable})
 
-    def check_reads(self, family: str | None, recipe: Recipe) -> None:
-        """Hold what a recipe names to be read to what the embedded stack lets be read, as the run does.
+    def check_recipe(self, family: str | None, recipe: Recipe) -> None:
+        """Hold a recipe to what the embedded stack lets be read and to what its machine has, as the run does.
 
-        :param family: of the run; None if it may be any. :raises RecipeError: naming the key, and what may be read.
+        :param family: of the run; None if it may be any.
+        :raises RecipeError: naming the key, and what may be read or is there.
         """
         allowed = self.reads
         if allowed is None:
@@ -63,6 +65,14 @@ class Connection(NamedTuple):
         if family is None:
             allowed = replace(allowed, families=("*",))
         check_reads(self.store, self.settings.bucket, family or "", recipe, allowed)
+        check_folder_there(recipe, allowed.folders)
+        if recipe.compute.backend == "local" and self.stack is not None:
+            from kubeflow_training.jobs.local import LocalCluster
+            from kubeflow_training.jobs.local.capacity import NEVER_FITS_MEND, Resources, never_fits
+
+            total = LocalCluster(self.stack / "cluster").offers()
+            if total is not None and (why := never_fits(Resources(*recipe.compute.all_pods), total)):
+                raise RecipeError("recipe section `compute`", why, NEVER_FITS_MEND)
 
 
 def stack_folder(state: Path | None) -> Path | None:

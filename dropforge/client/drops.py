@@ -51,7 +51,7 @@ def _trained_by(connection: Connection, family: str, own: Mapping[str, Any]) -> 
     sets_it = family_recipe.sets_recipe(connection.store, family, ruling, self_service=may)
     recipe = check_startable(build_recipe(family_recipe.put_drop(ruling, own, sets_it=sets_it)))
     preset = f"preset {default_preset()}"
-    connection.check_reads(family, recipe)
+    connection.check_recipe(family, recipe)
     whose = "the family's recipe" if ruling.own else "its recipe from now on" if sets_it else preset
     return f"{family} trains {trained(recipe)} ({whose})"
 

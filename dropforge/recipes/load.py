@@ -24,7 +24,7 @@ from dropforge.methods import check_done
 from dropforge.recipe import Recipe
 from dropforge.recipes.curation_rules import check_curation
 from dropforge.recipes.drop_rules import Authority, check_differences
-from dropforge.recipes.place_rules import fill_sizes, without_sizes
+from dropforge.recipes.place_rules import fill_sizes, without_gpus, without_sizes
 from dropforge.recipes.rules import SIZES, check_combinations
 from dropforge.recipes.self_service_rules import check_chosen, check_kept
 from dropforge.recipes.unknown_keys import Fault, find_unknown, inner_model, paths, recipe_error, without_unknown
@@ -322,7 +322,7 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             result[section] = {key: value for key, value in merged.items() if key != other}
     if under.get("curation") == "none" and isinstance(over.get("curation"), Mapping):
         result["curation"] = {"steps": "none", **result["curation"]}  # more keys take nothing back
-    return _merge_scratch(under, over, without_sizes(under, over, result))
+    return _merge_scratch(under, over, without_gpus(under, over, without_sizes(under, over, result)))
 
 
 def _merge_scratch(under: Mapping[str, Any], over: Mapping[str, Any], result: dict[str, Any]) -> dict[str, Any]:

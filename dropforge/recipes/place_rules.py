@@ -13,6 +13,8 @@ from dropforge.recipe import Compute
 from dropforge.text import counted
 
 KEY = "recipe key `compute.instance`"
+#: Keys of GPUs, which a recipe without any has no use for.
+_OF_GPUS: Final = ("gpu_memory_gb", "gpu_tflops", "idle", "fabric")
 #: Keys of pods, of which the local cluster has none.
 _OF_PODS: Final = (
     "instance",
@@ -48,6 +50,24 @@ def without_sizes(under: Mapping[str, Any], over: Mapping[str, Any], result: dic
     if name is None or name == before:
         return result
     return {**result, "compute": {key: item for key, item in merged.items() if key not in FOLLOWING or key in above}}
+
+
+def without_gpus(under: Mapping[str, Any], over: Mapping[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Of merged values: where `over` changes `gpus`, what `under` says of ranks and GPUs was meant for other ones."""
+    above, below, merged = (values.get("compute") for values in (over, under, result))
+    if not isinstance(above, Mapping) or not isinstance(merged, dict) or not isinstance(gpus := above.get("gpus"), int):
+        return result
+    before = below.get("gpus", 0) if isinstance(below, Mapping) else 0
+    if gpus == before:
+        return result
+    follow = {"processes_per_node"} | (set() if gpus else set(_OF_GPUS))
+    compute = {key: item for key, item in merged.items() if key not in follow or key in above}
+    ranks = below.get("processes_per_node", 1) if isinstance(below, Mapping) else 1
+    if "processes_per_node" not in above and ranks != (before or 1):  # it did not follow from the GPUs below either
+        compute["processes_per_node"] = ranks
+    elif "processes_per_node" not in above and gpus:
+        compute["processes_per_node"] = gpus
+    return {**result, "compute": compute}
 
 
 def instance_of(name: str) -> Instance:

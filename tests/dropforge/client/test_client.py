@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from kubeflow_training.jobs.local.capacity import Resources
 
 from dropforge import Client, layout, ledger
 from dropforge.client import DataError, DropforgeError, NotTakenError, RecipeError, RunFailedError, StillRunningError
+from dropforge.client.airflow import Airflow
+from dropforge.client.connection import Connection
 from dropforge.drop import read_drop
-from dropforge.recipes.load import read_yaml
+from dropforge.recipes.load import parse_recipe, read_yaml
+from dropforge.settings import from_env
 from dropforge.store import S3Store, s3_client
 from tests.dropforge.cli.conftest import DagRun, FakeAirflow, Terminal, airflow, terminal
 from tests.dropforge.cli.test_result import Registry, registry
@@ -164,3 +168,16 @@ def test_importing_it_costs_a_rank_nothing() -> None:
     code = "import dropforge, sys; print([name for name in sys.modules if name.startswith(('dropforge.', 'pydantic'))])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_the_stacks_machine_can_never_give_is_refused_before_an_upload(
+    s3_store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubeflow_training.jobs.local.LocalCluster.offers", lambda _: Resources(2, 8e9, 0))
+    settings = from_env({"DROPFORGE_BUCKET": s3_store.bucket, "MLFLOW_TRACKING_URI": "http://127.0.0.1:1"})
+    connection = Connection(settings, s3_store, Airflow("", "", ""), tmp_path, f"hub:* {tmp_path}/")
+    connection.check_recipe("fam", parse_recipe("extends: tiny"))
+    with pytest.raises(RecipeError, match="2 cpus too few, for ever"):
+        connection.check_recipe("fam", parse_recipe("extends: tiny\ncompute: {cpus: 4}"))
+    with pytest.raises(RecipeError, match=r"has no config\.json"):
+        connection.check_recipe("fam", parse_recipe(f"extends: lora\nbase: {{model: {tmp_path}/none}}"))

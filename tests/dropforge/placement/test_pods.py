@@ -259,3 +259,24 @@ def test_a_plan_tells_where_pods_go_or_could_go() -> None:
     assert line(instance="m7i.large", nodes=2).endswith("m7i.large, one pod on each, that reach each other over TCP")
     assert line(gpus=8, gpu_memory_gb=80, memory_gb=800).startswith("p4de.24xlarge, ")
     assert line(gpus=16) == "none of the catalogue has room for such a pod"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (0, {"gpus": 0, "processes_per_node": 1, "gpu_memory_gb": None}),
+        (4, {"gpus": 4, "processes_per_node": 4, "gpu_memory_gb": 16}),
+        (1, {"gpus": 1, "processes_per_node": 1, "gpu_memory_gb": 16}),
+    ],
+)
+def test_a_recipe_that_changes_the_gpus_of_a_preset_needs_to_say_no_more(gpus: int, expected: dict[str, Any]) -> None:
+    text = f"extends: distilbert\ntrain: {{rows_per_step: 32}}\ncompute: {{gpus: {gpus}}}"
+    compute = parse_recipe(text).compute
+    assert {key: getattr(compute, key) for key in expected} == expected
+
+
+def test_what_a_recipe_says_of_gpus_that_it_has_not_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"`compute\.gpu_memory_gb`"):
+        parse_recipe("extends: distilbert\ncompute: {gpus: 0, gpu_memory_gb: 16}")
+    kept = parse_recipe("extends: sample\ncompute: {gpus: 2}").compute  # two ranks, which share no GPU
+    assert (kept.gpus, kept.processes_per_node) == (2, 2)
