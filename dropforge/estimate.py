@@ -150,21 +150,33 @@ class Estimate:
         return max(states, (held.weights + held.whole) * 4 // 5) + held.runtime // 2
 
 
-def estimate(recipe: Recipe, data_bytes: int | None = None, *, targets: float = 1.0, curated: bool = False) -> Estimate:
+def estimate(
+    recipe: Recipe,
+    data_bytes: int | None = None,
+    *,
+    data_rows: int | None = None,
+    targets: float = 1.0,
+    curated: bool = False,
+) -> Estimate:
     """Estimate a run.
 
     :param data_bytes: size of the drop, decompressed; without it, or with `data.mix`, steps are known only if the
         recipe names them.
+    :param data_rows: of the drop, which are counted in the place of bytes where each is a sequence of its own.
     :param targets: share of the tokens that are learned from; where it is not known, all.
-    :param curated: whether that size is of the training rows alone, after curation.
+    :param curated: whether size and rows are of the training rows alone, after curation.
     """
     train, compute = recipe.train, recipe.compute
     ranks = compute.nodes * compute.processes_per_node
     sequences = train.rows
-    steps = train.max_steps
-    if steps is None and data_bytes is not None and recipe.data.mix is None:
-        tokens = data_bytes * (1.0 if curated else 1 - recipe.data.eval_fraction) / _BYTES_PER_TOKEN
-        steps = max(1, ceil(tokens * (train.passes or 1.0) / (sequences * train.sequence_length)))
+    steps, passes = train.max_steps, train.passes or 1.0
+    share = 1.0 if curated else 1 - recipe.data.eval_fraction
+    if steps is None and recipe.data.mix is None:
+        if not packs(recipe) and data_rows is not None:
+            steps = max(1, ceil(data_rows * share * passes / sequences))
+        elif packs(recipe) and data_bytes is not None:
+            tokens = data_bytes * share / _BYTES_PER_TOKEN
+            steps = max(1, ceil(tokens * passes / (sequences * train.sequence_length)))
     shape = shape_of(recipe)
     memory = host = trained = most = None
     if shape is not None:
@@ -193,6 +205,11 @@ def estimate(recipe: Recipe, data_bytes: int | None = None, *, targets: float = 
         most_rows=most,
         exact=shape is not None and shape.exact and (recipe.task != "classification" or shape.kind in ENCODERS),
     )
+
+
+def packs(recipe: Recipe) -> bool:
+    """Whether several rows may share a sequence."""
+    return recipe.task == "causal-lm" and recipe.train.packing != "off"
 
 
 def trained_weights(recipe: Recipe, shape: Shape) -> int:

@@ -21,7 +21,7 @@ from dropforge.client.patience import asking_mlflow
 from dropforge.code import look_at, told
 from dropforge.costs import limits_told
 from dropforge.errors import DropforgeError, RecipeError
-from dropforge.estimate import Estimate, check_length, check_memory, estimate, memory_text, shape_of, size_text
+from dropforge.estimate import Estimate, check_length, check_memory, estimate, memory_text, packs, shape_of, size_text
 from dropforge.folder_files import files_of
 from dropforge.forecast import Forecast, Speed, forecast, steps_text
 from dropforge.hub import UnreachableError, at_config, is_hub_id, pin_base
@@ -42,6 +42,7 @@ from dropforge.store import open_store
 from dropforge.terminal import Console, Text
 from dropforge.text import counted
 
+_HEADS: Final = {".jsonl": 0, ".csv": 1, ".tsv": 1}  # lines of a file that are no rows
 _SMALL: Final = 4 << 20  # bytes of data whose rows are counted
 
 
@@ -119,7 +120,7 @@ def plan(
         size, rows = sum(map(_text_bytes, files.values())), _rows(files.values())
     connection = connect_embedded(state) if family is None else connect(state)
     with _with_sizes(loaded, state, connection) as sized:
-        figures = estimate(sized, size)
+        figures = estimate(sized, size, data_rows=rows)
         speed = None
         if connection is not None and family is not None:
             speed = _measured(connection, check_family(family), loaded)
@@ -226,11 +227,12 @@ def _text_bytes(path: Path) -> int:
 
 
 def _rows(files: Collection[Path]) -> int | None:
-    """Rows of small data in JSON Lines; None for other formats, and where there are too many to be too few."""
+    """About how many rows small data of one line each hold; None for other formats, and where they are many."""
     held = [path for path in files if path.name not in (RECIPE, SUCCESS)]
-    if not held or any(path.suffix != ".jsonl" for path in held) or sum(path.stat().st_size for path in held) > _SMALL:
+    if not held or any(path.suffix not in _HEADS for path in held) or sum(one.stat().st_size for one in held) > _SMALL:
         return None
-    return sum(sum(bool(line.strip()) for line in path.read_bytes().splitlines()) for path in held)
+    lines = {path: sum(bool(line.strip()) for line in path.read_bytes().splitlines()) for path in held}
+    return sum(max(0, number - _HEADS[path.suffix]) for path, number in lines.items())
 
 
 def example_run(recipe: Recipe, family: str, bucket: str) -> RunSpec:
@@ -253,6 +255,8 @@ def example_run(recipe: Recipe, family: str, bucket: str) -> RunSpec:
 def _unknown_steps(recipe: Recipe) -> str:
     if recipe.data.mix is not None:
         return "follow from the rows of each source: `python -m trainer plan` counts them"
+    if not packs(recipe):
+        return "follow from the number of rows: give --data in JSON Lines, CSV or TSV of at most 4 MB"
     return "follows from the data: give --data"
 
 

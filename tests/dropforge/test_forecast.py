@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from dropforge import speeds, tracking
 from dropforge.estimate import estimate
 from dropforge.forecast import Forecast, Speed, by_throughput, forecast, time_text
 from dropforge.recipe import Recipe
-from dropforge.recipes import load_recipe
+from dropforge.recipes import load_recipe, parse_recipe
 from dropforge.run import RunSpec
 from dropforge.small_data import too_small
 
@@ -142,3 +143,20 @@ def test_hours_of_a_plan_stand_on_the_mlflow_run(mlflow_server: str) -> None:
     data = tracking.client(mlflow_server).get_run(opened.run_id).data
     assert data.metrics["plan/gpu_hours"] == pytest.approx(found.gpu_hours)
     assert "GPU-hours" in data.tags[tracking.TAG_PLAN]
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("task: classification\nextends: distilbert\ntrain: {epochs: 3, rows_per_step: 32}", 17),
+        ("extends: t5-small\ntrain: {epochs: 1, rows_per_step: 32}", 6),
+        ("extends: tiny\ntrain: {epochs: 1, rows_per_step: 8, packing: 'off', max_steps: null}", 22),
+    ],
+)
+def test_rows_that_are_not_packed_are_counted_and_not_their_bytes(text: str, steps: int) -> None:
+    recipe = parse_recipe(f"{text}\n")
+    assert estimate(recipe, 9000, data_rows=180).steps == pytest.approx(steps, abs=1)
+    assert estimate(recipe, 9000).steps is None
+    assert estimate(recipe, 9000, data_rows=180, curated=True).steps == ceil(
+        180 * (recipe.train.passes or 1) / recipe.train.rows
+    )

@@ -25,15 +25,16 @@ log = logging.getLogger(__name__)
 
 def foresee(store: Store, tracking_uri: str, manifest: Manifest, recipe: Recipe) -> Forecast:
     """The plan, from the rows of the dataset version and the speed of the family's earlier runs."""
-    figures = estimate(recipe, training_bytes(store, manifest, recipe), curated=True)
+    rows = min(manifest.rows("train"), recipe.train.max_rows or manifest.rows("train"))
+    figures = estimate(recipe, training_bytes(store, manifest, recipe), data_rows=rows, curated=True)
     speed, silent = _measured(tracking_uri, manifest.family, recipe)
     found = forecast(recipe, figures, speed)
     if silent and found.seconds is None:
         found = replace(found, source=f"{found.source}; {silent}")
     for name, value in found.rows():
         log.info("%s: %s", name, value)
-    rows = min(manifest.rows("eval"), recipe.evaluate.max_rows)
-    for line in too_small(found.steps, rows, estimated=found.estimated):
+    held_out = min(manifest.rows("eval"), recipe.evaluate.max_rows)
+    for line in too_small(found.steps, held_out, estimated=found.estimated):
         log.warning("%s", line)
     for line in limits_told(found.hours, recipe.compute.limits):
         log.info("limits: %s", line)
