@@ -57,9 +57,8 @@ GROUPS: Final = ("group", "group_id", "conversation_id")
 _GROUPS: Final = frozenset(GROUPS)
 #: Digits of the first whole number that a float cannot tell from the next one, 2^53.
 _ROUNDED: Final = 16
-#: Fields beside a conversation that messages may speak of; they are not learned.
+#: Fields beside a conversation that messages may speak of (`shapes.PLACES`); they are not learned.
 PICTURES: Final = frozenset({"image", "images", "video", "videos", "audio", "audios"})
-_FOR_PICTURES: Final = ("<image>", "<video>", "<audio>")
 #: Every field that is looked at besides `text`; columns of Parquet files outside this list are never read.
 FIELDS: Final = frozenset(
     {*LISTS, *(name for pair in PAIRS for name in pair), *SYSTEM, *GROUPS, *turns.TOOLS, "label", "source"}
@@ -310,7 +309,7 @@ _AS_NAMED: Final[Mapping[str, str]] = {}
 def _speaks_of_pictures(contents: Sequence[str], given: Mapping[str, Any] | None) -> bool:
     """:param given: fields, of which one may be a picture; None if the row has one elsewhere."""
     has = given is None or has_pictures(given)
-    return has and any(mark in content for content in contents for mark in _FOR_PICTURES)
+    return has and any(mark in content for content in contents for mark in shapes.PLACES)
 
 
 def has_pictures(fields: Mapping[str, Any]) -> bool:

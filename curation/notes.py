@@ -150,8 +150,8 @@ _MOSTLY: Final = {
 _OFTEN: Final = {
     "entities": "rows have characters as HTML writes them (`&#39;`, `&quot;`) and no tags, or Excel's `_x000D_` before "
     "line ends; if that is not meant, write the characters",
-    "pictured": "rows hold a picture, sound or video by its bytes (`data:image/png;base64,...`), and only text is "
-    "learned: take it out",
+    "pictured": "rows hold a picture, sound or video by its bytes (`data:image/png;base64,...`) or its place "
+    "(`<image>`), and only text is learned: take it out",
 }
 _LETTERS: Final = (
     "rows have `\\n` in letters, and few have a line end; if that is not meant, write JSON once, not twice"

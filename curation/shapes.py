@@ -216,10 +216,14 @@ _TAG: Final = re.compile(r"</?[A-Za-z][^<>]{0,400}>")
 
 
 def has_picture(text: str) -> bool:
-    """Tell whether a picture, a sound or a video stands in a text by its bytes, as pages and notebooks have it."""
-    return ";base64," in text and _DATA.search(text) is not None
+    """Tell whether a picture, a sound or a video is in a text by its bytes, as in pages and notebooks, or has its place
+    at an end of it."""
+    placed = text.startswith(PLACES) or text.endswith(PLACES)
+    return placed or (";base64," in text and _DATA.search(text) is not None)
 
 
+#: What programs write where a picture, a video or a sound belongs.
+PLACES: Final = ("<image>", "<video>", "<audio>")
 _DATA: Final = re.compile(r"data:(?:image|audio|video)/[\w.+-]{1,40};base64,[A-Za-z0-9+/]{40}")
 
 

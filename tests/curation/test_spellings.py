@@ -503,12 +503,16 @@ def test_pictures_within_texts_are_told_where_some_of_a_file_have_them(make: Mak
     picture = b64encode(bytes(range(90))).decode()
     tables = {
         "pages.jsonl": [f"Number {n} ![is](data:image/png;base64,{picture}) on" for n in range(40)],
+        "places.jsonl": [f"What is on it, {n}?\n<image>" for n in range(40)],
         "few.jsonl": [f"A page {n}: `data:image/png;base64,iVBORw0KGgo...` and {'words ' * 20}" for n in range(40)],
     }
     made = make({name: lines(text=texts) for name, texts in tables.items()})
     warnings = json.loads(store.get(made.files["card_json"]))["warnings"]
-    told = "pages.jsonl: 40 rows hold a picture, sound or video by its bytes"
-    assert [line[: len(told)] for line in warnings if "picture" in line] == [told]
+    told = "40 rows hold a picture, sound or video by its bytes"
+    assert [line.partition(" (")[0] for line in warnings if "picture" in line] == [
+        f"pages.jsonl: {told}",
+        f"places.jsonl: {told}",
+    ]
 
 
 def test_texts_that_were_misread_or_lost_characters_are_told(make: Make, store: FolderStore) -> None:
