@@ -218,8 +218,9 @@ _TAG: Final = re.compile(r"</?[A-Za-z][^<>]{0,400}>")
 def has_picture(text: str) -> bool:
     """Tell whether a picture, a sound or a video is in a text by its bytes, as in pages and notebooks, or has its place
     at an end of it."""
-    placed = text.startswith(PLACES) or text.endswith(PLACES)
-    return placed or (";base64," in text and _DATA.search(text) is not None)
+    if ";base64," in text and _DATA.search(text) is not None:
+        return True
+    return text.startswith(PLACES) or text.endswith(PLACES)
 
 
 #: What programs write where a picture, a video or a sound belongs.

@@ -72,7 +72,7 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
             entities = entities or _RETURN in text
         elif "\\" in text:
             letters = letters or _LETTERS.search(text) is not None
-        if len(text) > _LONGEST_KEPT or text[:1] == "<" or text[-1:] == ">":
+        if ";" in text or text[:1] == "<" or text[-1:] == ">":
             pictured = pictured or has_picture(text)
         if "&" in text and not entities and (not row.roles or row.roles[place] != "tool"):
             entities = has_entities(text)
