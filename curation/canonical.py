@@ -461,10 +461,11 @@ def _message(role: str, content: Any, message: Mapping[Any, Any], nulls: bool) -
     beside = turns.beside(message, role, nulls)
     if content is None and beside is not None and "tool_calls" in beside.told:
         return role, "", beside
-    if content is None and message.keys().isdisjoint(_CONTENTS):
-        others = {key: value for key, value in message.items() if key not in _SPEAKERS and value is not None}
-        cause = f"a message of {role} has no `content`, but {_keys(others)}: write what it says as its `content`"
-        raise RejectError(Reason.BAD_FIELD, cause)
+    if content is None:
+        others = {key: value for key, value in message.items() if key not in _SPEAKERS and value not in _NOTHING}
+        if others or message.keys().isdisjoint(_CONTENTS):
+            cause = f"a message of {role} has no `content`, but {_keys(others)}: write what it says as its `content`"
+            raise RejectError(Reason.BAD_FIELD, cause)
     text, parts = _content(content, f"content of {role}", role)
     return role, text, turns.both(beside, parts)
 

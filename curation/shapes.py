@@ -30,6 +30,12 @@ _OTHERS: Final = {
     ("data", "annotations"): _LABELS,
     ("data", "completions"): _LABELS,
     ("question", "answers"): f"`answers` {_SQUAD}",
+    (
+        "query",
+        "answers",
+        "tools",
+    ): "its `answers` are calls of tools, as xLAM has them: write `messages`, with these as "
+    "the `tool_calls` of an answer",
     ("input", "ideal"): "it is an item of OpenAI's evals: name `input` in `data.columns` as `prompt`, and `ideal` as "
     "`completion`",
     ("object", "choices"): "it is a response of OpenAI's API: write it behind the `messages` of its request",

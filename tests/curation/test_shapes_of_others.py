@@ -241,6 +241,11 @@ def test_a_drop_of_which_no_row_can_be_used_says_why_and_where(
         ({"inputs": {"q": "a"}, "outputs": {"a": "b"}}, "as of LangSmith"),
         ({"name": "prompt", "type": "STRING", "mode": "NULLABLE"}, "BigQuery writes it: leave this file out"),
         ({"entries": [{"url": "s3://b/a.jsonl", "mandatory": True}]}, "Redshift writes it: leave this file out"),
+        ({"query": "a", "answers": '[{"name": "f"}]', "tools": "[]"}, "calls of tools, as xLAM has them"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "refusal": "No."}]},
+            "a message of assistant has no `content`, but `refusal`",
+        ),
         ({"translation": {"en": "a", "de": "b"}}, "write its two texts as `prompt` and `completion`"),
         ({"segments": [{"label": False, "text": "a"}, {"label": True, "text": "b"}]}, "as Axolotl has them"),
         ({"messages": [], "prompt": "a", "completion": ""}, "`messages` is an empty list"),
