@@ -70,7 +70,8 @@ MENDS: Mapping[Reason, str] = {
     Reason.RAGGED: "Give every CSV row as many cells as the header",
     Reason.BAD_QUOTES: 'Close every quoted CSV cell, and write a quote inside one as ""',
     Reason.BAD_HEADER: "Begin the CSV file with one line of distinct column names",
-    Reason.NO_CONTENT: "Give rows `messages`, `prompt` and `completion`, or `text`, or name them in `data.columns`",
+    Reason.NO_CONTENT: "Give rows `messages`, `prompt` and `completion`, or `text`, or name them in `data.columns`; "
+    "for texts with labels `task: classification` and `data: {columns: {text: ..., label: ...}}`",
     Reason.BAD_FIELD: "Give text where text is expected",
     Reason.EMPTY: "Remove rows without text",
     Reason.BAD_MESSAGES: "Write messages as objects with `role` and `content`, both text",

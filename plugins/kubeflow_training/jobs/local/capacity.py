@@ -90,7 +90,7 @@ def size_that_fits(manifest: Mapping[str, Any], free: Resources) -> int:
 def never_fits(wants: Resources, total: Resources) -> str:
     """Why a gang that wants this much can never start; empty if it can."""
     short = wants.missing(total)
-    return short and f"the job asks for {wants}, and this machine offers {total}: {short} too few, for ever"
+    return short and f"the job asks for {wants}, and this machine offers {total}: {short} too few"
 
 
 def machine(env: Mapping[str, str] = os.environ, limits: tuple[Path, ...] = _LIMITS) -> Resources:
