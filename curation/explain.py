@@ -26,7 +26,7 @@ from dropforge.drop import Drop
 from dropforge.errors import DataError
 from dropforge.json_objects import UNREADABLE, parse_object
 from dropforge.store import MissingObjectError, Store
-from dropforge.text import has_surrogates
+from dropforge.text import counted, has_surrogates
 
 _KEY_DIGITS: Final = 32
 _MOST: Final = 50
@@ -68,7 +68,8 @@ class Fate:
         """In a sentence."""
         if self.end in {"train", "eval"}:
             side = "is trained on" if self.end == "train" else "is evaluated with, and never trained on"
-            return f"It {side}." + (f" {self.copies:,} other rows went for its sake." if self.copies else "")
+            copies = f" Removed as copies of it: {counted(self.copies, 'row')}." if self.copies else ""
+            return f"It {side}.{copies}"
         stayed = f"{self.kept[0]}@{self.kept[1]}" if self.kept else "another row"
         if self.kept_end and self.kept_end not in SPLITS and self.end in _FOR_ANOTHER:
             said = {"duplicate": "says the same", "near_duplicate": "says nearly the same"}.get(

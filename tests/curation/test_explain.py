@@ -39,7 +39,7 @@ def test_a_row_that_stayed_tells_who_went_for_it(manifest: Manifest, store: Fold
     rows = [explain(store, manifest, place(manifest, store, row))[0] for row in (3, 40, 41)]
     (kept,) = [fate for fate in rows if fate.end in {"train", "eval"}]
     assert kept.copies == 2
-    assert "2 other rows went for its sake" in kept.why
+    assert "Removed as copies of it: 2 rows" in kept.why
     for fate in rows:
         if fate is not kept:
             assert fate.end == "duplicate"

@@ -67,7 +67,7 @@ def test_all_gangs_together_use_up_what_a_run_may(yard: Yard) -> None:
     told = found.used_up()
     assert told is not None
     assert "GPU-hours 3.2" in told
-    assert "2 attempt(s)" in told
+    assert "over 2 jobs with retries" in told
     assert f"base.start: runs/{RUN}/step-N" in told
     operator = MeteredJobOperator(task_id="train", manifest=MANIFEST)
     with pytest.raises(AirflowFailException, match="has used what it may"):

@@ -18,6 +18,7 @@ from dropforge.run import RunSpec
 from dropforge.settings import from_env
 from dropforge.stages import JOBS
 from dropforge.store import S3Store, Store
+from dropforge.text import counted
 from dropforge_airflow import connection
 from dropforge_airflow.tasks.opened import RunIdentity, read_spec
 
@@ -102,7 +103,7 @@ class Meter:
         if left is None or left >= _SECOND:
             return None
         return (
-            f"Run {self._run} has used what it may: {found}, over {len(known)} attempt(s), and "
+            f"Run {self._run} has used what it may: {found}, over {counted(len(known), 'job')} with retries, and "
             f"`compute.limits.stop_above` is {self._limit()}. It ends here, and its checkpoints stay. To continue, "
             f"start a run with `base.start: runs/{self._run}/step-N` and more hours"
         )
@@ -156,7 +157,7 @@ def settle(store: Store, spec: RunSpec, mlflow_run: str, starts: Mapping[str, fl
     known = gangs.kept(store, run)
     ended = [gang for gang in known if gang.ended is not None]
     found = gangs.used(ended, now, Tariff.of(compute))
-    told = [f"{found}; {len(ended)} attempt(s)"]
+    told = [f"{found}; {counted(len(ended), 'job')}, retries among them"]
     if len(ended) < len(known):
         told.append(f"without {len(known) - len(ended)} whose end was not seen")
     limits = compute.limits
