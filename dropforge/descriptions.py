@@ -50,6 +50,7 @@ def of_version(spec: RunSpec, verdict: Verdict, number: str) -> str:
 
 def _use(address: str) -> str:
     return (
-        f'```python\nimport mlflow\n\nmodel = mlflow.pyfunc.load_model("models:/{address}")\n```\n\n'
+        f'```python\nimport mlflow\n\nmodel = mlflow.pyfunc.load_model("models:/{address}")\n'
+        f'print(model.predict([{{"prompt": "..."}}]))\n```\n\n'
         "`README.md` beside its files says how to ask it, also with transformers, vLLM and `mlflow models serve`."
     )
