@@ -189,7 +189,27 @@ def test_nothing_is_cut_in_a_pipe(
     name, error = f"manual__{'x' * 150}", f"a long story {'y' * 200} without an end"
     airflow.add(DagRun(name, "failed", ("failed",), error, conf={"family": family}))
     (line,) = (one for one in terminal("runs", "--family", family).output.splitlines() if name in one)
-    assert line.rstrip().endswith(error)
+    assert line.endswith(error)
+    assert all(line == line.rstrip() for line in terminal("runs").output.splitlines())
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_terminal_shows_a_run_and_its_drop_whole(
+    terminal: Terminal, airflow: FakeAirflow, family: str, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(runs, "console", Console(file=out, width=columns, force_terminal=True, color_system=None))
+    error = "recipe key `compute`: 1 gpu is too few, for " + "ever and " * 25 + "ever."
+    for drop in ("2026-11-29T07-55-12-000000Z", "2026-11-29T07-59-01-000000Z"):
+        airflow.add(DagRun(f"manual__{drop}", "failed", ("failed",), error, KEY.format(family=family, drop=drop)))
+    assert terminal("runs", "--family", family).exit_code == 0
+    names, *shown = out.getvalue().splitlines()
+    assert names.split()[:2] == ["run", "status"]
+    assert max(map(len, shown)) <= columns
+    assert len(shown) <= 12
+    for drop in ("2026-11-29T07-55-12-000000Z", "2026-11-29T07-59-01-000000Z"):
+        (at,) = (number for number, line in enumerate(shown) if line.startswith(f"{family}/{drop}  FAILED"))
+        assert "plan failed: recipe key `compute`" in " ".join(line.strip() for line in shown[at + 1 : at + 3])
 
 
 def test_a_family_without_runs_is_named(terminal: Terminal) -> None:
