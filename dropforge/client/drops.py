@@ -13,7 +13,7 @@ from dropforge.client.airflow import FINETUNE, Airflow
 from dropforge.client.connection import Connection
 from dropforge.client.patience import Patience
 from dropforge.client.progress import read_stages, why_failed
-from dropforge.drop import Drop
+from dropforge.drop import Drop, near_family
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.families import rules_of
 from dropforge.recipes.described import trained
@@ -34,14 +34,18 @@ def foresee(connection: Connection, family: str, own: Mapping[str, Any]) -> tupl
     Only of the embedded stack it is known here: elsewhere the files of families and presets are where Airflow runs.
 
     :param own: the recipe of the drop. :raises RecipeError: naming the key, if the embedded stack's run would refuse
-        it.
+        it; without a recipe, first the family that was probably meant.
     """
     try:
         return _trained_by(connection, family, own), ""
     except RecipeError as error:
-        if connection.stack is not None:
+        if connection.stack is None:
+            return "", f"The run may refuse it, as far as can be checked from here: {error}"
+        if own or not (near := near_family(connection.store, family)):
             raise
-        return "", f"The run may refuse it, as far as can be checked from here: {error}"
+        cause = f"it is new, and no recipe came with its drop ({error.thing}: {error.cause})"
+        mend = f"Did you mean {near}? For a new family give its recipe along. {error.mend}"
+        raise RecipeError(f"family {family}", cause, mend) from error
 
 
 def _trained_by(connection: Connection, family: str, own: Mapping[str, Any]) -> str:

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from dropforge import ledger
+from dropforge.client.connection import connect
+from dropforge.client.drops import foresee
 from dropforge.client.upload import upload
 from dropforge.drop import Drop, read_drop
+from dropforge.errors import RecipeError
 from dropforge.stages import STAGES
 from dropforge.store import S3Store
 from tests.dropforge.cli.conftest import DagRun, FakeAirflow, Terminal
@@ -81,3 +84,11 @@ def test_a_family_that_nobody_knows_may_be_another_one(terminal: Terminal, known
     hint = "Family famm is new. Did you mean fam?"
     assert hint in terminal("drop", str(rows), "--family", "famm", "--name", "d").stderr
     assert hint not in terminal("drop", str(rows), "--family", "famm", "--name", "e").stderr
+
+
+def test_a_mistyped_family_without_a_recipe_is_asked_about_first(terminal: Terminal, known: Drop) -> None:
+    embedded = connect(terminal.state)._replace(stack=terminal.state)
+    with pytest.raises(RecipeError, match=r"^family famm: it is new, and no recipe came .* Did you mean fam\?"):
+        foresee(embedded, "famm", {})
+    with pytest.raises(RecipeError, match=r"^recipe key `base`"):  # the family is there, or is not like any
+        foresee(embedded, "fam", {})
