@@ -32,7 +32,7 @@ def _complete(context: typer.Context, incomplete: str) -> list[str]:
 
 RUN_HELP: Final = (
     "A run: FAMILY/DROP (FAMILY/DROP#2 for its second run), FAMILY/VERSION, FAMILY@ALIAS, its name or the beginning "
-    "of it, or its id in Airflow."
+    "of it, its id in Airflow, or FAMILY for its newest run."
 )
 RunArgument = Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=_complete, metavar="RUN")]
 OptionalRunArgument = Annotated[

@@ -100,7 +100,7 @@ class Client:
 
     def run(self, name: str) -> Run:
         """Find a run by any of its names: FAMILY/DROP, FAMILY/DROP#2, FAMILY/VERSION, FAMILY@ALIAS, its id or the
-        beginning of that. A drop that waits for its run is found too.
+        beginning of that, or FAMILY for its newest run, which is logged. A drop that waits for its run is found too.
 
         :raises DropforgeError: if there is none, or several are meant.
         """

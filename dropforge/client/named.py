@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from botocore.exceptions import BotoCoreError, ClientError
+
 from dropforge import layout, ledger, sweeps, tracking
 from dropforge.client.airflow import FINETUNE, NoSuchRunError
-from dropforge.client.comparing.find import Row, find_runs, is_active, newest_rows, of_dag_run, tags_of
+from dropforge.client.comparing.find import Row, find_runs, is_active, log_newest, newest_rows, of_dag_run, tags_of
 from dropforge.client.connection import Connection
 from dropforge.client.drops import NotTakenError, wait_for_run
 from dropforge.client.patience import asking_rest
@@ -69,14 +72,16 @@ class Named:
 def find(connection: Connection, word: str, *, started: bool = True) -> Named:
     """Find a run by any of its names.
 
-    :param word: FAMILY/DROP, FAMILY/DROP#2, FAMILY/VERSION, FAMILY@ALIAS, a name or the beginning of one, or the id in
-        Airflow.
+    :param word: FAMILY/DROP, FAMILY/DROP#2, FAMILY/VERSION, FAMILY@ALIAS, a name or the beginning of one, the id in
+        Airflow, or FAMILY for its newest run.
     :param started: whether only a run will do that Airflow started.
     :raises DropforgeError: if there is no such run, several may be meant, or MLflow does not answer.
     """
     dag_run = _dag_run_of(connection, word)
     if dag_run is not None:
         return opened(connection, dag_run, word)
+    if newest := _newest_of_family(connection, word):
+        return opened(connection, *newest)
     return _find_in_mlflow(connection, word, started=started)
 
 
@@ -88,6 +93,8 @@ def find_dag_run(connection: Connection, word: str | None) -> tuple[str, str]:
         dag_run = _dag_run_of(connection, word)
         if dag_run is not None:
             return dag_run, word
+        if newest := _newest_of_family(connection, word):
+            return newest
         named = _find_in_mlflow(connection, word)
         return named.dag_run, named.title
     uri = connection.settings.tracking_uri
@@ -113,9 +120,11 @@ def find_row(connection: Connection, word: str) -> Row:
     if named.row is None or not named.run:
         stages = read_stages(connection.airflow, named.dag_run) if named.dag_run else ()
         if failed := why_failed(connection.airflow, named.dag_run, stages):
-            mend = f"Fix that, then `dropforge resume {word}`"
-            raise DataError(f"run {word}", f"it was not opened, for {failed[0]} failed: {failed[1]}", mend)
-        raise DataError(f"run {word}", "it has not been opened yet", "Try again once its task `open_run` is over")
+            mend = f"Fix that, then `dropforge resume {named.title}`"
+            raise DataError(f"run {named.title}", f"it was not opened, for {failed[0]} failed: {failed[1]}", mend)
+        raise DataError(
+            f"run {named.title}", "it has not been opened yet", "Try again once its task `open_run` is over"
+        )
     return named.row
 
 
@@ -143,6 +152,29 @@ def asked_for(connection: Connection, run: Mapping[str, Any]) -> tuple[str, str]
     except (DataError, MissingObjectError):
         return family, ""
     return family, f"{family}/{drop}" if family and drop else ""
+
+
+def is_trial(run: Mapping[str, Any]) -> bool:
+    """Whether a DAG run is a trial of a sweep, and not its candidate."""
+    sweep = (run.get("conf") or {}).get("sweep")
+    return isinstance(sweep, Mapping) and sweep.get("candidate") is not True
+
+
+def _newest_of_family(connection: Connection, word: str) -> tuple[str, str] | None:
+    """The Airflow id and the title of a family's newest run, opened or not, which is said.
+
+    None if the word names no family with drops, or Airflow tells none of its runs: MLflow knows those of before.
+    """
+    if not _may_be_drop(word, word):
+        return None
+    with suppress(DropforgeError, BotoCoreError, ClientError):
+        if connection.store.folders(layout.family_prefix(word), 1):
+            for run in connection.airflow.newest_runs(FINETUNE, _NEWEST):
+                family, drop = asked_for(connection, run)
+                if family == word and not is_trial(run):
+                    log_newest(word, drop or run["dag_run_id"])
+                    return run["dag_run_id"], drop or run["dag_run_id"]
+    return None
 
 
 def _dag_run_of(connection: Connection, word: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +13,7 @@ from dropforge import layout, sweep_tracking, tracking
 from dropforge.client.airflow import FINETUNE
 from dropforge.client.connection import Connection
 from dropforge.client.history import read_points
-from dropforge.client.named import asked_for
+from dropforge.client.named import asked_for, is_trial
 from dropforge.client.patience import asking_mlflow
 from dropforge.client.progress import read_stages, why_failed
 from dropforge.errors import DropforgeError
@@ -148,7 +148,7 @@ def _untracked(
     airflow = connection.airflow
     for run in airflow.newest_runs(FINETUNE, 100, state="failed"):
         name, began = run["dag_run_id"], datetime.fromisoformat(run["start_date"] or run["run_after"]).timestamp()
-        if name in opened or began < since or (_is_trial(run) and not trials):
+        if name in opened or began < since or (is_trial(run) and not trials):
             continue
         of, drop = asked_for(connection, run)
         if family not in {None, of}:
@@ -162,8 +162,3 @@ def _untracked(
         limit -= 1
         if not limit:
             return
-
-
-def _is_trial(run: Mapping[str, Any]) -> bool:
-    sweep = (run.get("conf") or {}).get("sweep")
-    return isinstance(sweep, Mapping) and sweep.get("candidate") is not True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -13,7 +14,10 @@ from urllib.parse import urlencode
 from dropforge import tracking
 from dropforge.errors import DataError
 from dropforge.rest import DeniedError, RefusedError, Rest
-from dropforge.text import counted
+from dropforge.sweeps import CANDIDATE_RUN
+from dropforge.text import counted, escape
+
+log = logging.getLogger("dropforge")
 
 _ONE_BY_ONE: Final = 4  # names; a search takes MLflow 30 ms, and 4 ms more for each run that it finds
 _TOLD: Final = 3  # names
@@ -110,13 +114,18 @@ def _by_names(rest: Rest, experiments: Sequence[str], names: Sequence[str], pool
 
 
 def _beginning(rest: Rest, experiments: Sequence[str], begin: str) -> list[Row]:
-    """The rows of the one run whose name begins so. :raises DataError: if there are several."""
+    """The row of the one run whose name begins so, or of a family's newest. :raises DataError: if there are several."""
     if not begin:
         return []
     rows = _search(rest, experiments, f"LIKE {_quoted(begin + '%')}", newest=_NEAREST_OF)
     rows = [row for row in rows if _name(row).startswith(begin)]  # to LIKE `_` is any letter
     if any(tags_of(row).get(tracking.TAG_FAMILY) == begin for row in rows):
-        return []  # a family, of which the error tells what to write
+        own = [row for row in rows if is_active(row) and tags_of(row).get(tracking.TAG_FAMILY) == begin]
+        newest = next((row for row in own if not _is_trial(row)), None)
+        if newest is None:
+            return []  # a family, of which the error tells what to write
+        log_newest(begin, _name(newest))
+        return [newest]
     names = list(dict.fromkeys(_name(row) for row in rows))
     if len(names) > 1:
         some = ", ".join(names[:_TOLD]) + (", ..." if len(names) > _TOLD else "")
@@ -152,6 +161,16 @@ def is_active(row: Row) -> bool:
 def tags_of(row: Row) -> dict[str, str]:
     """The tags of a run as MLflow gives it."""
     return {str(tag["key"]): str(tag["value"]) for tag in row["data"].get("tags", [])}
+
+
+def log_newest(family: str, run: str) -> None:
+    """Say which run is taken where a family was named."""
+    log.warning("%s is a family: its newest run is %s", family, escape(run))
+
+
+def _is_trial(row: Row) -> bool:
+    tags = tags_of(row)
+    return tracking.TAG_TRIAL in tags and not tags.get(tracking.TAG_DAG_RUN, "").startswith(CANDIDATE_RUN)
 
 
 def _name(row: Row) -> str:

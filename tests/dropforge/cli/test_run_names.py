@@ -97,7 +97,6 @@ def test_two_runs_are_compared_by_any_of_their_names(terminal: Terminal, family:
 
 NONE = {
     "{name}-": "2 runs begin so: ",
-    "{name}": "it is a family, and no run",
     "{name}/first#3": "2 runs have taken this drop. There is `{name}/first#1` to `{name}/first#2`",
     "{name}/first#x": "2 runs have taken this drop",
     "{name}/first#0000010000": "2 runs have taken this drop",
@@ -123,6 +122,23 @@ def test_a_run_whose_drop_is_not_there_is_found_by_what_it_was_asked_for(
 ) -> None:
     airflow.add(DagRun("manual__lost", "failed", ("failed",), conf={"data": f"{family.name}/nope"}))
     assert find_dag_run(connect(terminal.state), f"{family.name}/nope") == ("manual__lost", f"{family.name}/nope")
+
+
+@pytest.mark.parametrize("command", [["follow"], ["logs"], ["top", "--once"], ["checkpoints"]], ids=lambda one: one[0])
+def test_a_family_s_name_stands_for_its_newest_run(
+    terminal: Terminal, family: Family, airflow: FakeAirflow, caplog: pytest.LogCaptureFixture, command: list[str]
+) -> None:
+    done = terminal(*command, family.name)
+    assert f"{family.name} is a family: its newest run is {family.second}" in caplog.text
+    assert "no run" not in str(done.exception)
+    # One that failed before MLflow heard of it is newer, and a sweep's trial is none.
+    late = {"family": family.name, "data": f"{family.name}/late"}
+    airflow.add(DagRun("early", "failed", ("failed",), "1 gpu too few", conf=late))
+    trial = {"family": family.name, "sweep": {"by": "s", "parent": "p", "trial": 1, "candidate": False}}
+    airflow.add(DagRun("trial", "failed", ("failed",), "x", conf=trial, began="2101-01-01T00:00:00Z"))
+    done = terminal(*command, family.name)
+    assert f"its newest run is {family.name}/late" in caplog.text
+    assert "plan failed: 1 gpu too few" in done.output + str(done.exception) or command[0] == "top"
 
 
 def test_a_drop_that_is_called_like_a_number_comes_before_the_version(
