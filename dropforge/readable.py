@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,6 +50,12 @@ class Readable:
     prefixes: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As `DROPFORGE_READABLE` has them."""
+        hub, families = (f"hub:{one}" for one in self.hub), (f"family:{one}" for one in self.families)
+        return (*hub, *self.prefixes, *self.folders, *families)
 
     def check(
         self,
@@ -104,8 +111,9 @@ class _Look:
         if place.startswith(f"s3://{self.bucket}/"):
             self.at_key(key, place.removeprefix(f"s3://{self.bucket}/"))
         elif place.startswith("s3://"):
-            if _odd(place.removeprefix("s3://")) or not f"{place}/".startswith(self.allowed.prefixes):
-                raise self._refused(key, place)
+            odd = _odd(place.removeprefix("s3://"))
+            if odd or not f"{place}/".startswith(self.allowed.prefixes):
+                raise self._refused(key, place, word="" if odd else place)
         else:
             self._at_folder(key, place)
 
@@ -145,11 +153,17 @@ class _Look:
             # As it stands there, and behind the links of this machine.
             if path.is_relative_to(folder) and path.resolve().is_relative_to(folder.resolve()):
                 return
-        raise self._refused(key, place)
+        raise self._refused(key, place, word=str(path))
 
-    def _refused(self, key: str, place: str, why: str = "") -> RecipeError:
+    def _refused(self, key: str, place: str, why: str = "", word: str = "") -> RecipeError:
+        """:param word: that lets it be read where it is named; empty if none does, or it is not known."""
         cause = why or "it is not among what recipes may have read here"
-        whose = "by the installation's administrator, or for `dropforge up` in its environment"
+        whose = "by the installation's administrator"
+        if word and split(word) == (word,):
+            line = f"{READABLE}={shlex.quote(' '.join((*self.allowed.words, word)))} dropforge up -d"
+            whose += f"; on a machine of your own: `dropforge down`, then `{line}`"
+        else:
+            whose += ", or for `dropforge up` in its environment"
         mend = f"Name another, or have it named in {READABLE} {whose}. {self._told()}"
         return RecipeError(f"recipe key `{key}`", f"{place:.200}: {cause}", mend)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +22,7 @@ from dropforge.client.connection import connect
 from dropforge.readable import DEFAULT
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import default_preset
-from dropforge.settings import READABLE, default_state
+from dropforge.settings import READABLE, default_state, split
 from dropforge.stack import control
 from dropforge.stack.doctor import Level, examine
 from dropforge.stack.state import StackState, check_folder, read_state, running_state
@@ -58,7 +60,8 @@ def up(
 
     Airflow and MLflow keep their runs in a PostgreSQL that is started too, or in the one that DROPFORGE_DATABASE_URL
     names (postgresql://USER:PASSWORD@HOST:5432/NAME). What recipes may read is kept from the last start where
-    DROPFORGE_READABLE is not set.
+    DROPFORGE_READABLE is not set. Beside a stack that runs with another port, address or DROPFORGE_READABLE than is
+    asked for, the exit code is 1.
     """
     console = Console()
     folder = check_folder(state or default_state())
@@ -68,6 +71,12 @@ def up(
     try:
         started = start(folder, ports, lifeline=None if detach else reader, pod_host=pod_host)
         if not started:
+            state_now = running_state(folder)
+            asked_env = {READABLE: os.environ[READABLE]} if READABLE in os.environ else {}
+            other = differences(state_now, ports, pod_host, asked_env) if state_now is not None else {}
+            if other:
+                _tell_differences(folder, other, detach=detach)
+                raise typer.Exit(1)
             console.print("The stack is already running.")
         elif not detach:
             stay(folder, console)
@@ -101,6 +110,38 @@ def start(
         raise
     show_addresses(ready, console)
     return started
+
+
+def differences(
+    running: StackState, ports: Mapping[str, int], pod_host: str | None, env: Mapping[str, str]
+) -> dict[str, tuple[str, str]]:
+    """Return what a running stack has otherwise than is asked for: by option or variable, both values.
+
+    :param ports: by service. :param env: `DROPFORGE_READABLE`, if it is set; empty is the default.
+    """
+    has = {f"--{name}-port": str(running.ports.get(name)) for name in ports} | {
+        "--pod-host": running.pod_host or "none"
+    }
+    asked = {f"--{name}-port": str(port) for name, port in ports.items()} | (
+        {"--pod-host": pod_host} if pod_host else {}
+    )
+    if READABLE in env:
+        has[READABLE], asked[READABLE] = running.readable or DEFAULT, env[READABLE] or DEFAULT
+    return {name: (has[name], asked[name]) for name in asked if {*split(has[name])} != {*split(asked[name])}}
+
+
+def _tell_differences(folder: Path, other: Mapping[str, tuple[str, str]], *, detach: bool) -> None:
+    """Say what the running stack has otherwise, and the lines that change it."""
+    where = "" if folder == check_folder(default_state()) else f" --state {shlex.quote(str(folder))}"
+    env = "".join(f"{name}={shlex.quote(asked)} " for name, (_, asked) in other.items() if name == READABLE)
+    options = "".join(f" {name} {shlex.quote(asked)}" for name, (_, asked) in other.items() if name != READABLE)
+    cause = "; ".join(f"{name} is {has}, not {asked}" for name, (has, asked) in other.items())
+    told = Text.assemble(
+        ("error:", "red"), f" stack in {folder}: it is already running, and was started otherwise: {cause}."
+    )
+    told.append("\nType these lines; unfinished runs continue:")
+    told.append(f"\n  dropforge down{where}\n  {env}dropforge up{' -d' * detach}{options}{where}")
+    Console(stderr=True).print(told, soft_wrap=True)
 
 
 def stop(folder: Path) -> bool:

@@ -159,6 +159,18 @@ def test_the_installation_names_hubs_prefixes_folders_and_families(tmp_path: Pat
             check(values, allowed)
 
 
+def test_the_refusal_of_a_folder_has_the_lines_that_let_it_be_read(tmp_path: Path) -> None:
+    allowed = Readable(folders=("/models",), families=("base-*",))
+    with pytest.raises(RecipeError) as refused:
+        check(base(f"{tmp_path}/small"), allowed)
+    words = f"hub:* /models family:base-* {tmp_path}/small"
+    assert f"`dropforge down`, then `DROPFORGE_READABLE='{words}' dropforge up -d`" in refused.value.mend
+    check(base(f"{tmp_path}/small"), readable({"DROPFORGE_READABLE": words}))
+    for place in (f"{tmp_path}/a b", "../small"):  # no word can name them
+        with pytest.raises(RecipeError, match="or for `dropforge up` in its environment"):
+            check(base(place), allowed)
+
+
 def test_what_a_preset_names_is_the_installation_s_own() -> None:
     check(base("/models/llama"), Readable(), "/models/llama")
     check(sets("s3://sets/gsm8k.jsonl"), Readable(), "s3://sets/gsm8k.jsonl")

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from dropforge.cli import services
+from dropforge.cli.app import app
 from dropforge.terminal import Console
 
 
@@ -46,3 +48,35 @@ def test_what_was_started_is_stopped_and_no_other(
     monkeypatch.setattr(services.signal, "sigtimedwait", lambda *_: None)
     services.stay(tmp_path, Console())
     assert (ended == [tmp_path]) == stopped
+
+
+ASKED = "hub:* /models/"
+
+
+@pytest.mark.parametrize(
+    ("readable", "words", "line"),
+    [
+        (ASKED, (), f"DROPFORGE_READABLE='{ASKED}' dropforge up -d --state "),
+        (None, ("--airflow-port", "9001"), "dropforge up -d --airflow-port 9001 --state "),
+        (None, ("--airflow-port", "9000"), ""),
+        ("/models/ hub:*", (), ""),
+        (None, (), ""),
+    ],
+    ids=["readable", "port", "same port", "same words", "nothing"],
+)
+def test_what_a_running_stack_has_otherwise_is_told_with_the_lines_that_change_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, readable: str | None, words: tuple[str, ...], line: str
+) -> None:
+    has = "hub:*" if readable == ASKED else ASKED
+    running = SimpleNamespace(ports={"airflow": 9000}, pod_host=None, readable=has)
+    monkeypatch.setattr(services, "start", lambda *_, **__: False)
+    monkeypatch.setattr(services, "running_state", lambda _: running)
+    monkeypatch.delenv("DROPFORGE_READABLE", raising=False)
+    if readable is not None:
+        monkeypatch.setenv("DROPFORGE_READABLE", readable)
+    done = CliRunner().invoke(app, ["up", "-d", *words, "--state", str(tmp_path)])
+    if line:
+        assert (done.exit_code, "already running, and was started otherwise" in done.stderr) == (1, True), done.output
+        assert f"\n  dropforge down --state {tmp_path}\n  {line}{tmp_path}\n" in done.stderr
+    else:
+        assert (done.exit_code, done.stderr) == (0, ""), done.output
