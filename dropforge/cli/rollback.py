@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Annotated
 
@@ -42,12 +43,19 @@ def rollback(
     with asking_mlflow(uri):
         choice = choose(uri, connection.store, family, alias, to)
     word = "back " if choice.back else ""
-    said = f"{alias} of {family}: from version {choice.current or 'none'} {word}to version {choice.version}"
-    console.print(Text(said))
-    if reason is None:
-        reason = _ask_reason()
-    if not yes and not typer.confirm("Do it?"):
-        raise typer.Exit(1)
+    way = f"from version {choice.current or 'none'} {word}to version {choice.version}"
+    console.print(Text(f"{alias} of {family} {'moves' if yes and reason else 'would move'} {way}"))
+    try:
+        if reason is None:
+            reason = _ask_reason()
+        if not yes and not typer.confirm("Do it?"):
+            raise typer.Exit(1)
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        console.print()
+        cause = "it did not move: its reason and a yes are asked for, and there is no terminal for the answers"
+        raise DropforgeError(f"{alias} of {family}", cause, "Give `--reason` and `--yes`") from None
     conf = {"family": family, "version": choice.version, "reason": reason.strip(), "alias": alias}
     _follow(connection.airflow, connection.airflow.trigger(ROLLBACK, conf))
     console.print(Text(f"Version {choice.version} of {family} is {alias} now: {uri}/#/models/{family}"))

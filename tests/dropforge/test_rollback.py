@@ -271,5 +271,10 @@ def test_the_reason_is_asked_for_until_there_is_one(
     words = ["rollback", family.name, "--state", str(tmp_path / "none")]
     done = CliRunner().invoke(app, words, input="\n \nit swears\nn\n")
     assert (done.exit_code, done.output.count("Reason"), "Do it?" in done.output) == (1, 3, True)
+    for given in ([], ["--yes"], ["--reason", "it swears"]):  # and there is nothing to read an answer from
+        done = CliRunner().invoke(app, [*words, *given], input="")
+        assert f"champion of {family.name} would move from version 2 back to version 1" in done.output
+        assert "it did not move: " in str(done.exception)
+        assert "Give `--reason` and `--yes`" in str(done.exception)
     done = CliRunner().invoke(app, [*words, "--reason", " "])
     assert (done.exit_code, family.champion) == (2, "2")
