@@ -292,7 +292,8 @@ def log_evaluation(
         for name, key in (("promote/gain", "value"), ("promote/gain_low", "low"), ("promote/gain_high", "high"))
         if gain.get(key) is not None
     ]
-    word = "promote" if verdict.promote else "keep champion"
+    kept = "keep champion" if evaluation.get("champion_version") else "not promoted"
+    word = "promote" if verdict.promote else kept
     tags = {TAG_VERDICT: f"{word}: {verdict.reason}"[:4900]}
     mlflow, page = client(tracking_uri), verdict.as_markdown()
     if version := evaluation.get("champion_version"):

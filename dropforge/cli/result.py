@@ -74,7 +74,9 @@ def _show_panel(view: View, run: Run, version: Version | None, console: Console)
     for name, value in rows:
         if value:  # as plain text: names from outside may look like markup
             table.add_row(Text(name, "bold"), Text(value))
-    console.print(Panel(table, title="registered" if version else view.state, expand=False))
+    # A run may be repeated in the same MLflow run, whose version is then of the first time.
+    did = view.state == "success" and any(one.name == "register" and one.state == "success" for one in view.stages)
+    console.print(Panel(table, title="registered" if version and did else view.state, expand=False))
 
 
 def _show_links(

@@ -139,7 +139,7 @@ def _asked(tags: Mapping[str, str]) -> bool:
 
 
 def _gate(verdict: str) -> str:
-    return {"promote": "promote", "keep champion": "keep"}.get(verdict.partition(":")[0], "")
+    return {"promote": "promote", "keep champion": "keep", "not promoted": "keep"}.get(verdict.partition(":")[0], "")
 
 
 def _number(text: str | None) -> int:

@@ -248,6 +248,11 @@ def test_the_measurement_is_on_the_run(server: str, spec: RunSpec) -> None:
     assert data.metrics == {"candidate/loss": 1.0, "candidate/gen/rouge-l": 0.5}
     assert data.tags[tracking.TAG_VERDICT].startswith("promote")
     assert tracking.TAG_CHAMPION not in data.tags
+    for champion, told in ((None, "not promoted: "), ("3", "keep champion: ")):
+        measured = {**evaluation, "champion_version": champion}
+        tracking.log_evaluation(server, run.run_id, spec.family, measured, verdict(False), 7)
+        data = tracking.client(server).get_run(run.run_id).data
+        assert data.tags[tracking.TAG_VERDICT].startswith(told)
     tracking.log_evaluation(server, run.run_id, spec.family, {**evaluation, "champion_version": "3"}, verdict(True), 7)
     tags = tracking.client(server).get_run(run.run_id).data.tags
     assert tags[tracking.TAG_CHAMPION] == "3"

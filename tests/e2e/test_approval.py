@@ -47,7 +47,7 @@ def promoted(stack: Stack, page: Page, samples: dict[int, dict[str, Path]]) -> s
     (tracked,) = stack.tracked(run)
     assert tracked.info.status == "RUNNING"
     assert tracked.data.tags[tracking.TAG_APPROVAL].startswith("asked until ")
-    assert tracked.data.tags[tracking.TAG_VERDICT].startswith("keep champion: awaiting approval")
+    assert tracked.data.tags[tracking.TAG_VERDICT].startswith("not promoted: awaiting approval")
     assert stack.champion(FAMILY) is None
 
     page.goto(tracked.data.tags[tracking.TAG_APPROVAL].partition(": ")[2])

@@ -76,6 +76,14 @@ def test_a_failure_behind_the_registration_is_one(terminal: Terminal, registry: 
     done = terminal("follow", registry.add_run("promote: better", promote=True, state="failed"))
     assert done.exit_code == 1
     assert "register failed: no rights" in done.output
+    assert (" failed ─" in done.output, " registered ─" in done.output) == (True, False)
+
+
+def test_a_run_that_registered_nothing_itself_is_not_headed_so(terminal: Terminal, registry: Registry) -> None:
+    dag_run = registry.add_run("promote: better", promote=True)
+    assert " registered ─" in terminal("follow", dag_run).output
+    registry.airflow.dag_runs[dag_run].states = tuple("skipped" if name == "register" else "success" for name in STAGES)
+    assert " success ─" in terminal("follow", dag_run).output
 
 
 @pytest.mark.parametrize("number", ["7", "../../x", "9" * 400])
