@@ -54,7 +54,7 @@ def rollback(
         if sys.stdin.isatty():
             raise
         console.print()
-        cause = "it did not move: its reason and a yes are asked for, and there is no terminal for the answers"
+        cause = "it did not move: a reason and a confirmation are asked for, and there is no terminal to answer on"
         raise DropforgeError(f"{alias} of {family}", cause, "Give `--reason` and `--yes`") from None
     conf = {"family": family, "version": choice.version, "reason": reason.strip(), "alias": alias}
     _follow(connection.airflow, connection.airflow.trigger(ROLLBACK, conf))
