@@ -25,7 +25,10 @@ def open_page(
     page: Annotated[Page, typer.Argument(help="The service whose pages are opened.", metavar="airflow|mlflow")],
     state: StateOption = None,
 ) -> None:
-    """Open the pages of Airflow or MLflow in the browser, and print their address and login."""
+    """Open the pages of Airflow or MLflow in the browser, and print their address and login.
+
+    The password is printed on a terminal alone; elsewhere the file that has it is named.
+    """
     connection = connect(state)
     airflow = page is Page.AIRFLOW
     url = connection.settings.airflow_url if airflow else connection.settings.tracking_uri
@@ -37,6 +40,6 @@ def open_page(
     console.print(url, markup=False)
     if connection.stack is not None:
         stack = running_stack(connection.stack, "Start it again with `dropforge up`")
-        console.print(login_text(*(stack.login if airflow else stack.mlflow_login), stack.folder, console))
+        console.print(login_text("airflow" if airflow else "mlflow", stack, console))
     if not webbrowser.open(url):
         raise DropforgeError("the browser", "none could be started here", f"Open {url} in one of yours")

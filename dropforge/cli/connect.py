@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from dropforge.stack.secrets import secrets_path
+from dropforge.stack.state import StackState
 from dropforge.terminal import Console
 
 StateOption = Annotated[
@@ -16,7 +17,9 @@ StateOption = Annotated[
 ]
 
 
-def login_text(user: str, password: str, folder: Path, console: Console) -> str:
+def login_text(page: Literal["airflow", "mlflow"], stack: StackState, console: Console) -> str:
     """User and password as markup; what is no terminal may be a log, and is told where the password is."""
-    shown = f"[bold]{password}[/]" if console.is_terminal else f"in {secrets_path(folder)}"
+    user, password = stack.login if page == "airflow" else stack.mlflow_login
+    where = f"{page}_password of {secrets_path(stack.folder)} (a terminal shows it)"
+    shown = f"[bold]{password}[/]" if console.is_terminal else where
     return f"user [bold]{user}[/], password {shown}"

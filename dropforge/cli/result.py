@@ -85,8 +85,8 @@ def _show_links(
     """Print each address on one line, however narrow the terminal is: a cut one can be neither clicked nor copied."""
     uri = connection.settings.tracking_uri
     stack = running_state(connection.stack) if connection.stack is not None else None
-    airflow = login_text(*stack.login, stack.folder, console) if stack else ""
-    mlflow = login_text(*stack.mlflow_login, stack.folder, console) if stack else ""
+    airflow = login_text("airflow", stack, console) if stack else ""
+    mlflow = login_text("mlflow", stack, console) if stack else ""
     lines = [("Airflow", connection.airflow.page(FINETUNE, dag_run), airflow)]
     if run is not None:
         lines.append(("MLflow", run_page(uri, run.info.experiment_id, run.info.run_id), mlflow))

@@ -239,8 +239,8 @@ def doctor(
 
 def show_addresses(state: StackState, console: Console) -> None:
     table = Table(box=None, show_header=False)
-    table.add_row("Airflow", state.settings.airflow_url, login_text(*state.login, state.folder, console))
-    table.add_row("MLflow", state.settings.tracking_uri, login_text(*state.mlflow_login, state.folder, console))
+    table.add_row("Airflow", state.settings.airflow_url, login_text("airflow", state, console))
+    table.add_row("MLflow", state.settings.tracking_uri, login_text("mlflow", state, console))
     table.add_row("S3 and SQS", state.env()["AWS_ENDPOINT_URL"], f"bucket {state.settings.bucket}")
     if state.readable is not None:
         table.add_row("May be read", Text(state.readable or DEFAULT), f"by recipes, and the bucket ({READABLE})")
