@@ -99,7 +99,7 @@ class Field:
         done = {"wall__queue_seconds": 42.0, "cost__gpu_hours": 2.0, "cost__core_hours": 8.0}
         told = {tracking.TAG_VERDICT: "promote: it is better", tracking.TAG_HEALTH: "data-bound: 40% of ..."}
         self.close(runs["finished"], "FINISHED", told, **done)
-        told = {tracking.TAG_VERDICT: "keep champion: it is not", tracking.TAG_HEALTH: "healthy: 2% of ..."}
+        told = {tracking.TAG_VERDICT: "not promoted: it is not", tracking.TAG_HEALTH: "healthy: 2% of ..."}
         self.close(runs["kept"], "FINISHED", told, **done)
         told = {tracking.TAG_ENDED_BY: "train", tracking.TAG_REASON: "out of memory"}
         self.close(runs["failed"], "FAILED", told, cost__gpu_hours=0.5)
