@@ -20,5 +20,7 @@ STAGES: Final = (
     "report",
     "close_run",
 )
+#: XCom of `open_run` where nothing is left to do: the run that has done it (`dropforge.tracking.Finished`).
+NOTHING_NEW: Final = "nothing_new"
 #: Those that are jobs of the run's own.
 JOBS: Final = ("tokenise", "train", "evaluate")

@@ -109,6 +109,22 @@ class Registered:
     previous: str | None
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A run that has finished and whose model is registered, for which nothing is left to do.
+
+    :param run: its name. :param mlflow_run, experiment: its ids in MLflow.
+    """
+
+    run: str
+    version: str
+    mlflow_run: str
+    experiment: str
+
+    def __str__(self) -> str:
+        return f"Nothing new: the same rows and recipe as run {self.run}, version {self.version}"
+
+
 def client(tracking_uri: str) -> MlflowClient:
     """A client for the server at `tracking_uri`. :raises DropforgeError: if the address carries a login."""
     from mlflow import MlflowClient
@@ -152,6 +168,35 @@ def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: 
             mlflow.log_batch(run.info.run_id, params=new[start : start + 100])
         _log_dataset(mlflow, run.info.run_id, spec)
     return Tracking(uri=tracking_uri, run_id=run.info.run_id, experiment_id=experiment)
+
+
+def find_finished(tracking_uri: str, family: str, run: str, tags: Mapping[str, str]) -> Finished | None:
+    """Return the run of this name that others have finished and registered; None if there is something left to do.
+
+    Whoever has a tag in common with it is no other: a task that was cleared, or the trial and the candidate of a sweep.
+
+    :param tags: as of `open_run`.
+    """
+    from mlflow.exceptions import MlflowException
+
+    mlflow = client(tracking_uri)
+    found = find_run(mlflow, experiment_of(mlflow, family), run)
+    if found is None or found.info.status != "FINISHED":
+        return None
+    told = found.data.tags
+    if any(name in tags and told.get(name) == tags[name] for name in (TAG_DAG_RUN, TAG_PARENT)):
+        return None
+    version = told.get(TAG_VERSION, "")
+    if not version:
+        return None
+    try:
+        if mlflow.get_model_version(family, version).tags.get(TAG_RUN) != run:
+            return None
+    except MlflowException as error:
+        if error.error_code not in NOT_THERE:
+            raise
+        return None  # deleted since
+    return Finished(run, version, found.info.run_id, found.info.experiment_id)
 
 
 def log_drop(tracking_uri: str, run_id: str, entry: bytes) -> None:

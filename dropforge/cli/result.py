@@ -13,7 +13,7 @@ from dropforge.cli.watch import follow
 from dropforge.client.airflow import FINETUNE
 from dropforge.client.connection import Connection
 from dropforge.client.patience import asking_mlflow
-from dropforge.client.progress import View, find_mlflow_run, why_failed
+from dropforge.client.progress import View, find_earlier, find_mlflow_run, why_failed
 from dropforge.client.versions import Version, registered
 from dropforge.errors import DropforgeError
 from dropforge.mlflow_pages import run_page, version_page
@@ -40,23 +40,29 @@ def follow_to_end(connection: Connection, dag_run: str, title: str, console: Con
 
 
 def show_result(connection: Connection, dag_run: str, view: View, console: Console) -> Version | None:
-    """Print what became of a run that has ended; return the version that it registered, if it did."""
+    """Print what became of a run that has ended; return the version that it registered, if it did.
+
+    Of a run that found nothing new to do, the earlier run and its version are named.
+    """
     failed = why_failed(connection.airflow, dag_run, view.stages)
     if failed is not None:
         console.print(Text.assemble((f"{failed[0]} failed: ", "red"), failed[1]), soft_wrap=True)
-    run, version = None, None
+    run, version, earlier = None, None, None
     try:
+        if earlier := find_earlier(connection.airflow, dag_run, view.stages):
+            console.print(Text(f"{earlier}, which stays as it is. Use --again to train once more."), soft_wrap=True)
         with asking_mlflow(connection.settings.tracking_uri):
-            mlflow, run_id = tracking.client(connection.settings.tracking_uri), find_mlflow_run(connection, dag_run)
+            mlflow = tracking.client(connection.settings.tracking_uri)
+            run_id = earlier.mlflow_run if earlier else find_mlflow_run(connection, dag_run)
             run = mlflow.get_run(run_id) if run_id else None
             version = registered(mlflow, run) if run else None
     except DropforgeError as error:
         told = f"What it registered is not known: {error.thing}, {error.cause}"
         console.print(Text(told, "yellow"), soft_wrap=True)
-    if run is not None:
+    if run is not None and earlier is None:
         _show_panel(view, run, version, console)
     _show_links(connection, dag_run, run, version, console)
-    return version
+    return None if earlier else version
 
 
 def _show_panel(view: View, run: Run, version: Version | None, console: Console) -> None:

@@ -74,10 +74,10 @@ def first_unfinished(title: str, went: str, stages: Sequence[Stage]) -> str:
     :param went: the run's own state. :raises DataError: if it has succeeded, or another run has its data.
     """
     left = [stage for stage in stages if stage.state not in _DONE]
-    if went == "success" and left and left[0].name == STAGES[0]:
+    if went == "success" and left and left[0].name in {"plan", "open_run"}:
         raise DataError(
             f"run {title}",
-            "another run has its data, so it did nothing",
+            "another run has its data, or had the same rows and recipe, so it did nothing",
             "Look for that run with `dropforge runs`, or train once more with `dropforge submit --again`",
         )
     if went == "success" or not left:

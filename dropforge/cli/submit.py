@@ -88,10 +88,8 @@ def submit(
     failed = why_failed(airflow, dag_run, stages)
     if failed is not None:
         raise DropforgeError(f"run {dag_run}", f"{failed[0]} failed: {failed[1]}", "Fix that, and submit it again")
-    if skipped := next((stage for stage in stages if stage.state == "skipped"), None):
-        raise DataError(
-            f"run {dag_run}", f"another run has these data (stage {skipped.name} was skipped)", "Use --again to insist"
-        )
+    if stages and stages[0].state == "skipped":
+        raise DataError(f"run {dag_run}", "another run has these data", "Use --again to insist")
     if watch:
         raise typer.Exit(follow_to_end(connection, dag_run, named.run or dag_run, console))
     if not as_json:

@@ -7,6 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -203,6 +204,17 @@ class Airflow:
     def task_states(self, dag: str, run: str) -> list[dict[str, Any]]:
         """The task instances of a DAG run."""
         return self._instances(f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}/taskInstances")
+
+    def xcom(self, dag: str, run: str, task: str, key: str) -> Any:
+        """What a task has left under a key; None if nothing."""
+        try:
+            path = f"/api/v2/dags/{dag}/dagRuns/{_quoted(run)}/taskInstances/{task}/xcomEntries/{key}"
+            found = self._ask("GET", path)["value"]
+        except NoSuchRunError:
+            return None
+        with suppress(ValueError):  # as the database has it: JSON, mostly once more
+            return json.loads(found) if isinstance(found, str) else found
+        return found
 
     def log(self, dag: str, run: str, task: str, attempt: int) -> list[str]:
         """The lines of a task's log."""

@@ -16,7 +16,7 @@ from dropforge.client.comparing.find import Row, find_runs, is_active, log_newes
 from dropforge.client.connection import Connection
 from dropforge.client.drops import NotTakenError, wait_for_run
 from dropforge.client.patience import asking_rest
-from dropforge.client.progress import read_stages, why_failed
+from dropforge.client.progress import find_earlier, read_stages, why_failed
 from dropforge.drop import Drop, UnfinishedError, is_id, parse_partition_key, read_drop
 from dropforge.errors import DataError, DropforgeError
 from dropforge.mlflow_pages import run_page
@@ -122,6 +122,8 @@ def find_row(connection: Connection, word: str) -> Row:
         if failed := why_failed(connection.airflow, named.dag_run, stages):
             mend = f"Fix that, then `dropforge resume {named.title}`"
             raise DataError(f"run {named.title}", f"it was not opened, for {failed[0]} failed: {failed[1]}", mend)
+        if earlier := find_earlier(connection.airflow, named.dag_run, stages):
+            raise DataError(f"run {named.title}", f"it opened none. {earlier}", f"Name that run: {earlier.run}")
         raise DataError(
             f"run {named.title}", "it has not been opened yet", "Try again once its task `open_run` is over"
         )

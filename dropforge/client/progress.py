@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,9 @@ from dropforge.client.connection import Connection
 from dropforge.client.history import Course
 from dropforge.client.patience import Patience, asking_mlflow
 from dropforge.errors import DropforgeError
-from dropforge.stages import JOBS, STAGES
+from dropforge.stages import JOBS, NOTHING_NEW, STAGES
 from dropforge.text import read_count, shorten
+from dropforge.tracking import Finished
 
 if TYPE_CHECKING:
     from kubeflow_training.jobs.observation import Observation
@@ -147,6 +148,19 @@ def find_mlflow_run(connection: Connection, dag_run: str) -> str | None:
     mlflow = tracking.client(connection.settings.tracking_uri)
     found = tracking.search(mlflow, tracking.TAG_DAG_RUN, dag_run, limit=1)
     return found[0].info.run_id if found else None
+
+
+def find_earlier(airflow: Airflow, dag_run: str, stages: Sequence[Stage]) -> Finished | None:
+    """Return the run that had the same rows and recipe, and has finished, where a DAG run found nothing new to do.
+
+    :param stages: of the DAG run.
+    """
+    if not any(stage.name == "open_run" and stage.state == "skipped" for stage in stages):
+        return None
+    found = airflow.xcom(FINETUNE, dag_run, "open_run", NOTHING_NEW)
+    if not isinstance(found, dict):
+        return None
+    return Finished(*(str(found.get(one.name, "")) for one in fields(Finished)))
 
 
 def looks(

@@ -14,7 +14,7 @@ from dropforge.client.drops import NotTakenError, wait_for_run
 from dropforge.client.model import Model
 from dropforge.client.named import check_begun
 from dropforge.client.patience import asking_mlflow
-from dropforge.client.progress import ENDED, View, find_mlflow_run, looks, why_failed
+from dropforge.client.progress import ENDED, View, find_earlier, find_mlflow_run, looks, read_stages, why_failed
 from dropforge.client.s3 import asking_s3
 from dropforge.client.versions import Version, registered
 from dropforge.drop import Drop
@@ -40,7 +40,10 @@ class StillRunningError(DropforgeError):
 
 
 class Run:
-    """A run of the fine-tune DAG. Its properties ask Airflow and MLflow again each time."""
+    """A run of the fine-tune DAG. Its properties ask Airflow and MLflow again each time.
+
+    Where it found nothing new to do, what they say of MLflow is of the earlier run with the same rows and recipe.
+    """
 
     def __init__(
         self, connection: Connection, name: str, *, dag_run: str | None = None, drop: Drop | None = None
@@ -160,6 +163,11 @@ class Run:
         dag_run = self.dag_run
         with asking_mlflow(self._uri):
             run_id = find_mlflow_run(self._connection, dag_run) if dag_run else None
+        if dag_run and run_id is None:
+            airflow = self._connection.airflow
+            earlier = find_earlier(airflow, dag_run, read_stages(airflow, dag_run))
+            run_id = None if earlier is None else earlier.mlflow_run
+        with asking_mlflow(self._uri):
             return tracking.client(self._uri).get_run(run_id) if run_id else None
 
     def _tags(self) -> Mapping[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,6 +17,7 @@ from kubeflow_training.operators import PyTorchJobOperator
 from kubeflow_training.published import whereabouts
 
 from dropforge.settings import from_env
+from dropforge.stages import NOTHING_NEW
 from dropforge_airflow import connection, lineage
 from dropforge_airflow.links import DatasetCardLink
 from dropforge_airflow.tasks import bundle, data, meter, run
@@ -95,7 +96,14 @@ class OpenRunOperator(BaseOperator):
         self.planned, self.curated, self.forecast = planned, curated, forecast
 
     def execute(self, context: Context) -> dict[str, Any]:
-        opened = run.open_run(self.planned, self.curated, context["run_id"], self.forecast)
+        key = getattr(context["dag_run"], "partition_key", None)
+        try:
+            opened = run.open_run(self.planned, self.curated, context["run_id"], self.forecast, key)
+        except run.NothingNew as error:
+            told = {NOTHING_NEW: {**asdict(error.found), "told": str(error)}, MLFLOW_LINK_KEY: error.page}
+            for name, value in {**told, "mlflow_url": error.page}.items():
+                context["ti"].xcom_push(key=name, value=value)
+            raise
         context["ti"].xcom_push(key=MLFLOW_LINK_KEY, value=opened["mlflow_url"])
         return dict(opened)
 

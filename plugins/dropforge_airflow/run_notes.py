@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from airflow.listeners import hookimpl
 
+from dropforge.stages import NOTHING_NEW
+
 _DAG: Final = "dropforge_finetune"
 _RUN, _RESULT = "Run: ", "Result: "
 _LONGEST: Final = 1000  # characters, which Airflow's database takes
@@ -24,7 +26,8 @@ _TASKS: Final = ("plan", "decide", "register")
 class Ended:
     """A run as Airflow's database has it.
 
-    :param made: what its tasks returned, by their names. :param states: of its tasks. :param mlflow: its page there.
+    :param made: what its tasks returned, by their names; as `NOTHING_NEW`, which run had done it before.
+    :param states: of its tasks. :param mlflow: its page there.
     :param failures: of tasks that failed, why they did, as far as it is known.
     """
 
@@ -72,6 +75,9 @@ def result(state: str, ended: Ended) -> str:
     if failed:
         reason = f": {_text(ended.failures[failed[0]])}" if failed[0] in ended.failures else ""
         return f"failed in `{failed[0]}`{reason}"
+    found = ended.made.get(NOTHING_NEW)
+    if isinstance(found, Mapping) and "open_run" in skipped:
+        return _text(found.get("told"))
     if "plan" in skipped:
         return "nothing to do: the log of `plan` says why"
     return f"ended in `{skipped[0]}`" if skipped else state
@@ -132,9 +138,10 @@ def _look(dag_run: Any) -> Ended:
     columns = (TaskInstance.task_id, TaskInstance.state)
     states = session.execute(select(*columns).where(TaskInstance.dag_id == place[0], TaskInstance.run_id == place[1]))
     made = {task: xcoms(session, *place, task, -1, ("return_value",)).get("return_value") for task in _TASKS}
-    opened = xcoms(session, *place, "open_run", -1, ("mlflow_url",))
+    opened = xcoms(session, *place, "open_run", -1, ("mlflow_url", NOTHING_NEW))
     ended = {task: str(state) for task, state in states}
     failures = read_failures(session, *place, [task for task, state in ended.items() if state == "failed"])
+    made[NOTHING_NEW] = opened.get(NOTHING_NEW)
     return Ended(made, ended, str(opened.get("mlflow_url") or ""), failures)
 
 

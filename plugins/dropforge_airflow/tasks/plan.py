@@ -51,6 +51,7 @@ class Plan(TypedDict):
     :param start: where the weights begin (`dropforge.run.Start`); None if with the base of the recipe.
     :param parts: names and ids of the uploads, if several are read as one.
     :param retrain: why the calendar started the run, if it did. :param sweep: whose trial the run is, if it is one.
+    :param again: whether the data are trained on although they were before.
     :param date: the day on which the drop was claimed, which tries, clears and trials share.
     """
 
@@ -65,6 +66,7 @@ class Plan(TypedDict):
     retrain: NotRequired[dict[str, Any] | None]
     sweep: NotRequired[sweeps.Member | None]
     date: NotRequired[str]
+    again: NotRequired[bool]
 
 
 def plan(
@@ -184,6 +186,7 @@ def make_plan(
         retrain=params.get("retrain"),
         sweep=sweep,
         date=taken.at[:10],
+        again=bool(params.get("again")),
     )
 
 

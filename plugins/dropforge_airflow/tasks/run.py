@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
+
+from airflow.sdk.exceptions import AirflowSkipException
 
 from dropforge import confirmation, gangs, in_flight, layout, provenance, sweep_tracking, sweeps, unsent
 from dropforge.forecast import Forecast
@@ -18,7 +21,7 @@ from dropforge.recipes.load import build_recipe
 from dropforge.run import RunSpec, Start, run_name
 from dropforge.settings import Settings, from_env
 from dropforge.store import MissingObjectError, Store
-from dropforge.tracking import Status
+from dropforge.tracking import Finished, Status
 from dropforge_airflow import connection
 from dropforge_airflow.tasks import meter, turn
 from dropforge_airflow.tasks.data import Curated
@@ -30,12 +33,26 @@ from dropforge_airflow.tasks.trial import trial_ending
 log = logging.getLogger(__name__)
 
 
+class NothingNew(AirflowSkipException):
+    """Others have finished the run and registered its model. :param found: that run. :param page: in MLflow."""
+
+    def __init__(self, found: Finished, page: str) -> None:
+        super().__init__(str(found))
+        self.found, self.page = found, page
+
+
 def open_run(
-    planned: Plan, curated: Curated, run_id: str | None = None, forecast: Mapping[str, Any] | None = None
+    planned: Plan,
+    curated: Curated,
+    run_id: str | None = None,
+    forecast: Mapping[str, Any] | None = None,
+    partition_key: str | None = None,
 ) -> Opened:
     """The task: open the MLflow run and write `run.json`. Trying again opens the same run.
 
     :param forecast: what the run would take (`dropforge.forecast.Forecast`).
+    :param partition_key: of the drop's event; None for runs that were started by hand.
+    :raises NothingNew: if another run of Airflow has finished it, whose MLflow run and version stay as they are.
     """
     from dataclasses import replace
 
@@ -48,10 +65,14 @@ def open_run(
     store = connection.open_store(settings.bucket)
     with no_retry():
         recipe = build_recipe(planned["recipe"])
-        spec = make_spec(settings, planned, curated, recipe)
         sweep = planned.get("sweep")
         sweeps.refuse_stopped(store, planned["family"], sweep)
         tags = {tracking.TAG_DAG_RUN: run_id or ""} | (sweep_tracking.trial_tags(sweep) if sweep else {})
+        spec, found = name_run(settings, planned, curated, recipe, tags)
+        if found is not None:
+            log.info("%s. Tick `again` in the form, or drop it with --again, to train on it all the same", found)
+            in_flight.run_ended(store, partition_key, run_id or "")
+            raise NothingNew(found, run_page(settings.tracking_uri, found.experiment, found.mlflow_run))
         opened = tracking.open_run(settings.tracking_uri, spec, to_params(recipe), tags)
         spec = replace(spec, tracking=opened)
         # The teardown ends only runs whose task has succeeded.
@@ -88,6 +109,26 @@ def open_run(
         evaluate=evaluate,
         sweep=sweep,
     )
+
+
+def name_run(
+    settings: Settings, planned: Plan, curated: Curated, recipe: Recipe, tags: Mapping[str, str]
+) -> tuple[RunSpec, Finished | None]:
+    """Return what `run.json` will say, and who has done it all already, if others have.
+
+    Two drops of the same rows count each for itself. A run that is to train all the same takes the next counter that
+    is free of finished runs.
+
+    :param tags: by which its MLflow run is known as its own.
+    """
+    from dropforge import tracking
+
+    for counter in itertools.count(planned["counter"]):
+        spec = make_spec(settings, Plan(**{**planned, "counter": counter}), curated, recipe)
+        found = tracking.find_finished(settings.tracking_uri, spec.family, spec.run, tags)
+        if found is None or not (planned.get("again") or planned.get("sweep")):
+            return spec, found
+    raise AssertionError  # the count has no end
 
 
 def make_spec(settings: Settings, planned: Plan, curated: Curated, recipe: Recipe) -> RunSpec:

@@ -24,7 +24,10 @@ from dropforge.terminal import Console
 
 @dataclass
 class DagRun:
-    """A run of dropforge_finetune. `states` are those of its first stages; `error` is what the last one's log says."""
+    """A run of dropforge_finetune.
+
+    `states` are those of its first stages; `error` is what the last one's log says; `xcoms` are of all its tasks.
+    """
 
     name: str
     state: str
@@ -32,6 +35,7 @@ class DagRun:
     error: str = ""
     partition_key: str | None = None
     conf: dict[str, Any] = field(default_factory=dict)
+    xcoms: dict[str, Any] = field(default_factory=dict)
     began: str = "2100-01-01T00:00:00Z"
     looks: int = 0
     ends_at_look: int = 0
@@ -92,6 +96,8 @@ class FakeAirflow(ThreadingHTTPServer):
                 for stage, state in zip(STAGES, run.states, strict=False)
             ]
             return {"task_instances": tasks}
+        if "/xcomEntries/" in rest:
+            return {"value": json.dumps(run.xcoms[rest.rpartition("/")[2]])}
         if rest.endswith("/listMapped"):
             states = enumerate(run.states)
             return {"task_instances": [{"map_index": number, "state": state} for number, state in states]}

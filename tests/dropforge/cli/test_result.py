@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from dropforge import tracking
+from dropforge import Client, tracking
 from dropforge.cli import drops
-from dropforge.stages import STAGES
+from dropforge.stages import NOTHING_NEW, STAGES
 from dropforge.terminal import Console
 from tests.dropforge.cli.conftest import DagRun, FakeAirflow, Terminal
 
@@ -84,6 +85,25 @@ def test_a_run_that_registered_nothing_itself_is_not_headed_so(terminal: Termina
     assert " registered ─" in terminal("follow", dag_run).output
     registry.airflow.dag_runs[dag_run].states = tuple("skipped" if name == "register" else "success" for name in STAGES)
     assert " success ─" in terminal("follow", dag_run).output
+
+
+def test_a_run_that_found_nothing_new_names_the_one_before_it(
+    terminal: Terminal, registry: Registry, mlflow_server: str
+) -> None:
+    first = registry.add_run("keep champion: worse by 54 %", promote=False)
+    (run,) = registry.mlflow.search_runs([registry.experiment])
+    found = tracking.Finished(first, "1", run.info.run_id, registry.experiment)
+    second = f"manual__{uuid.uuid4().hex[:8]}"
+    states = ("success",) * 3 + ("skipped",) * (len(STAGES) - 3)
+    registry.airflow.add(DagRun(second, "success", states, xcoms={NOTHING_NEW: {**asdict(found), "told": ""}}))
+    done = terminal("follow", second)
+    assert done.exit_code == 0, done.output
+    assert f"Nothing new: the same rows and recipe as run {first}, version 1, which stays as it is." in done.output
+    assert f"{mlflow_server}/#/models/{registry.family}/versions/1" in done.output
+    assert " registered " not in done.output
+    assert Client().run(second).model.version == 1
+    assert f"Name that run: {first}" in str(terminal("checkpoints", second).exception)
+    assert "so it did nothing" in str(terminal("resume", second).exception)
 
 
 @pytest.mark.parametrize("number", ["7", "../../x", "9" * 400])

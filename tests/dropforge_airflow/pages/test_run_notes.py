@@ -46,6 +46,11 @@ def test_its_plan_says_what_it_trains() -> None:
             r"failed in `plan`: drop a/b: there is \*none\*. Upload it",
         ),
         ("success", Ended({}, {"plan": "skipped", "curate": "skipped"}), "nothing to do: the log of `plan` says why"),
+        (
+            "success",
+            Ended({"nothing_new": {"told": "Nothing new: as run a-1"}}, {"open_run": "skipped", "confirm": "skipped"}),
+            "Nothing new: as run a-1",
+        ),
         ("failed", Ended({}, {"train": "skipped", "close_run": "failed"}), "ended in `train`"),
         ("failed", Ended(), "failed"),
     ],
