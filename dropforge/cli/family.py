@@ -90,7 +90,7 @@ def _none(family: str, settings: Settings) -> str:
     preset = default_preset()
     if settings.self_service:
         over = f", over preset {preset}" if preset else ""
-        return f"Family {family} has no recipe yet: its first drop sets it{over}"
+        return f"Family {family} has no recipe yet: its first drop whose task `plan` succeeds sets it{over}"
     holds = f"preset {preset} holds, and its drops may only describe their rows" if preset else "its drops are refused"
     return (
         f"Family {family} has no recipe of its own: {holds}. `dropforge family set {family} --recipe FILE` gives it one"

@@ -56,7 +56,8 @@ def _trained_by(connection: Connection, family: str, own: Mapping[str, Any]) -> 
     recipe = check_startable(build_recipe(family_recipe.put_drop(ruling, own, sets_it=sets_it)))
     preset = f"preset {default_preset()}"
     connection.check_recipe(family, recipe)
-    whose = "the family's recipe" if ruling.own else "its recipe from now on" if sets_it else preset
+    first = "the family's recipe once the task `plan` of this run succeeds"
+    whose = "the family's recipe" if ruling.own else first if sets_it else preset
     return f"{family} trains {trained(recipe)} ({whose})"
 
 

@@ -76,3 +76,20 @@ def test_a_drop_that_asks_for_what_its_family_has_not_is_refused_before_it_is_up
     recipe.write_text("train: {max_steps: 3}")
     assert terminal(*drop).exit_code == 0
     assert s3_store.stat("drops/fam/d1/recipe.yaml") is not None
+
+
+def test_a_first_drop_promises_its_family_no_recipe_before_its_plan_is_made(
+    terminal: Terminal, s3_store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that fails leaves the family without a recipe (`test_a_first_drop_that_cannot_work_leaves_no_recipe`)."""
+    monkeypatch.setenv("DROPFORGE_SELF_SERVICE", "1")
+    rows, recipe = tmp_path / "rows.jsonl", tmp_path / "recipe.yaml"
+    rows.write_text('{"text": "one two three"}\n')
+    recipe.write_text("extends: tiny")
+    drop = ("drop", str(rows), "--family", "fam", "--recipe", str(recipe))
+    assert "(the family's recipe once the task `plan` of this run succeeds)" in terminal(*drop, "--name", "d1").output
+    assert (
+        "no recipe yet: its first drop whose task `plan` succeeds sets it" in terminal("family", "show", "fam").output
+    )
+    family_recipe.keep_first(s3_store, "fam", family_recipe.first({"extends": "tiny"}, None, "d1"))
+    assert "(the family's recipe)" in terminal(*drop, "--name", "d2").output
