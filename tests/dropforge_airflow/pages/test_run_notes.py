@@ -74,7 +74,7 @@ def test_airflow_keeps_it_with_the_run(server: Server) -> None:
         f"manual__{uuid.uuid4().hex}", states, opened={"mlflow_url": "http://m"}, failure="no room. Give it more"
     )
 
-    def called(name: str, **changed: Any) -> str:
+    def called(name: str, dag_run: str = dag_run, **changed: Any) -> str:
         from airflow.models.dagrun import DagRun
         from airflow.utils.session import create_session
         from sqlalchemy import select
@@ -89,3 +89,6 @@ def test_airflow_keeps_it_with_the_run(server: Server) -> None:
 
     assert called("running", partition_key="b/support/first/0") == "Run: support/first"
     assert called("failed", state="failed") == "Run: support/first\n\nResult: failed in `train`: no room. Give it more"
+    nothing = {"nothing_new": {"told": "Nothing new: as run a-1"}}
+    second = server.run(f"manual__{uuid.uuid4().hex}", {"open_run": "skipped", "train": "skipped"}, opened=nothing)
+    assert called("success", second, state="success") == "Result: Nothing new: as run a-1"
