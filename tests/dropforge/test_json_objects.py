@@ -174,7 +174,6 @@ def test_a_run_of_another_shape_stands_in_the_way_of_no_forgetting(store: Folder
 
 #: Reads without a bound that stay: what is read there lies not below `runs/`, or is no state that pods write.
 UNBOUNDED = {
-    "dropforge/saved.py": 1,  # its size was looked at before
     "dropforge/ledger.py": 2,  # entries, which intake writes
     "dropforge/retrains.py": 1,  # manifests of datasets, which curation writes
     "dropforge/holdout.py": 1,
