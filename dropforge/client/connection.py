@@ -68,10 +68,9 @@ class Connection(NamedTuple):
         check_folder_there(recipe, allowed.folders)
         if recipe.compute.backend == "local" and self.stack is not None:
             from kubeflow_training.jobs.local import LocalCluster
-            from kubeflow_training.jobs.local.capacity import NEVER_FITS_MEND, Resources, never_fits
+            from kubeflow_training.jobs.local.capacity import NEVER_FITS_MEND, Resources
 
-            total = LocalCluster(self.stack / "cluster").offers()
-            if total is not None and (why := never_fits(Resources(*recipe.compute.all_pods), total)):
+            if why := LocalCluster(self.stack / "cluster").never_fits(Resources(*recipe.compute.all_pods)):
                 raise RecipeError("recipe section `compute`", why, NEVER_FITS_MEND)
 
 
@@ -104,10 +103,10 @@ def connect(state: Path | None) -> Connection:
         login = (os.environ.get("AIRFLOW_USERNAME", ""), os.environ.get("AIRFLOW_PASSWORD", ""))
         return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *login))
     stack = running_stack(folder, "Start it with `dropforge up`")
-    for name in BEFORE_OURS:
-        os.environ.pop(name, None)
     own = stack.env()
     own |= kubeconfig_env(folder / "kubeconfig-client", os.environ, own)
+    for name in BEFORE_OURS:
+        os.environ.pop(name, None)
     os.environ.update(own)
     found = stack.settings
     return Connection(found, S3Store(found.bucket), Airflow(found.airflow_url, *stack.login), folder, stack.readable)

@@ -12,7 +12,7 @@ from typing import Any, NotRequired, TypedDict
 
 from airflow.sdk.exceptions import AirflowSkipException
 from kubeflow_training.jobs.local import LocalCluster
-from kubeflow_training.jobs.local.capacity import NEVER_FITS_MEND, Resources, never_fits
+from kubeflow_training.jobs.local.capacity import NEVER_FITS_MEND, Resources
 from kubeflow_training.jobs.local.layout import HOME_VARIABLE
 
 from dropforge import family_recipe, intake_ledger, layout, ledger, sweeps
@@ -197,8 +197,7 @@ def check_amounts(drop: Drop, recipe: Recipe, limits: RunLimits) -> None:
     compute, home = recipe.compute, os.environ.get(HOME_VARIABLE)
     if compute.backend != "local" or not home:
         return
-    total = LocalCluster(home).offers()
-    if total is not None and (why := never_fits(Resources(*compute.all_pods), total)):
+    if why := LocalCluster(home).never_fits(Resources(*compute.all_pods)):
         raise RecipeError("recipe section `compute`", why, NEVER_FITS_MEND)
 
 

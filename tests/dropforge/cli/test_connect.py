@@ -196,9 +196,13 @@ def test_a_plugin_of_the_kubeconfig_keeps_the_callers_credentials(demo: Path, mo
     (demo / "mine").write_text(users)
     monkeypatch.setenv("KUBECONFIG", str(demo / "mine"))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    monkeypatch.setenv("AWS_PROFILE", "my-profile")  # which would lead the command itself away from the stack
     monkeypatch.setattr("dropforge.client.connection.running_stack", lambda folder, mend: read_state(folder))
     for _ in range(2):  # commands connect as often as they like
         connect(demo)
         assert os.environ["AWS_ACCESS_KEY_ID"] != "mine"
+        assert "AWS_PROFILE" not in os.environ
         assert os.environ["KUBECONFIG"] == f"{demo / 'kubeconfig-client'}:{demo / 'mine'}"
-        assert '"mine"' in json.dumps(yaml.safe_load((demo / "kubeconfig-client").read_text()))
+        kept = json.dumps(yaml.safe_load((demo / "kubeconfig-client").read_text()))
+        assert '"mine"' in kept
+        assert '"my-profile"' in kept

@@ -17,7 +17,7 @@ from kubeflow_training.jobs.backend import LogChunk, Position, Snapshot
 from kubeflow_training.jobs.elastic import node_range
 from kubeflow_training.jobs.errors import JobError, JobExistsError, JobRefusedError
 from kubeflow_training.jobs.local import lock
-from kubeflow_training.jobs.local.capacity import Resources, gang_resources
+from kubeflow_training.jobs.local.capacity import Resources, gang_resources, never_fits
 from kubeflow_training.jobs.local.layout import HOME_VARIABLE, STALE, Layout, read_json, timestamp, write_json
 from kubeflow_training.jobs.local.pod import tail, untimed
 from kubeflow_training.jobs.local.records import read_job, read_offers, read_state
@@ -54,6 +54,11 @@ class LocalCluster:
     def offers(self) -> Resources | None:
         """What jobs may use altogether; None if no supervisor runs."""
         return read_offers(self.layout.supervisor) if lock.held(self.layout.lock) else None
+
+    def never_fits(self, wants: Resources) -> str:
+        """Why jobs that want this much can never start here; empty if they can, or no supervisor says what there is."""
+        total = self.offers()
+        return "" if total is None else never_fits(wants, total)
 
     def create(self, manifest: Mapping[str, Any]) -> Snapshot:
         manifest = without_nulls(manifest)
