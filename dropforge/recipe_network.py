@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from dropforge.section import Section
 
-NetworkName = Annotated[str, Field(pattern=r"^(NCCL|FI|OFI_NCCL|TORCH_NCCL|GLOO|UCX)_[A-Z0-9_]{1,60}$")]
+PREFIXES: Final = ("NCCL_", "FI_", "OFI_NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_")
+"""Beginnings of variables of NCCL, libfabric, gloo and UCX."""
+_PREFIX: Final = "|".join(prefix.removesuffix("_") for prefix in PREFIXES)
+NetworkName = Annotated[str, Field(pattern=rf"^({_PREFIX})_[A-Z0-9_]{{1,60}}$")]
 NetworkEnv = Annotated[dict[NetworkName, Annotated[str, Field(pattern=r"^[\x20-\x7e]{0,256}$")]], Field(max_length=32)]
 
 

@@ -19,13 +19,6 @@ from dropforge.text import as_line
 
 PATIENCE: Final = 300.0
 """Seconds for the pull of a large image, and for the pod's own look."""
-_HOPELESS: Final = (
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "ErrImageNeverPull",
-    "CreateContainerConfigError",
-    "CreateContainerError",
-)
 _PAUSE: Final = 1.0
 _LINES: Final = 20  # of a log that is no JSON
 _OWN: Final = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "2", "memory": "4Gi"}}
@@ -67,7 +60,7 @@ def look_from_a_pod(cluster: Cluster, asked: Asked, bucket: str, patience: float
         found, end = None, time.monotonic() + patience
         while time.monotonic() < end:
             found = cluster.get(f"{path}/{name}")
-            if found is None or ended(found) or hopeless(found):
+            if found is None or ended(found) or stuck(found):
                 break
             time.sleep(_PAUSE)
         log = cluster.text(f"{path}/{name}/log") if found is not None and ended(found) else ""
@@ -81,13 +74,20 @@ def ended(pod: Mapping[str, Any]) -> bool:
     return pod["status"].get("phase") in ("Succeeded", "Failed")
 
 
-def hopeless(pod: Mapping[str, Any]) -> str:
-    """Why its container never starts, in the kubelet's words; empty while it may."""
+def stuck(pod: Mapping[str, Any]) -> Finding | None:
+    """Why its container never starts, in the kubelet's words; None while it may."""
+    from kubeflow_training.jobs.observation.reasons import Reason
+    from kubeflow_training.jobs.observation.waits import HOPELESS
+
     for one in pod["status"].get("containerStatuses") or []:
         waiting = (one.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") in _HOPELESS:
-            return as_line(f"{waiting['reason']}: {waiting.get('message', '')}", 300)
-    return ""
+        if (reason := HOPELESS.get(str(waiting.get("reason")))) is not None:
+            mend = "Create what it names"
+            if reason is Reason.IMAGE:
+                mend = "Correct `compute.image`, or name a registry's login in `compute.image_pull_secrets`"
+            text = as_line(f"{waiting['reason']}: {waiting.get('message', '')}", 300)
+            return Finding("pod's start", Level.FAIL, text, mend)
+    return None
 
 
 def pod_findings(pod: Mapping[str, Any] | None, log: str) -> Iterator[Finding]:
@@ -95,11 +95,8 @@ def pod_findings(pod: Mapping[str, Any] | None, log: str) -> Iterator[Finding]:
     if pod is None:
         yield Finding("pod's start", Level.FAIL, "it was deleted meanwhile", "Give the command again")
         return
-    if why := hopeless(pod):
-        mend = "Correct `compute.image`, or name a registry's login in `compute.image_pull_secrets`"
-        if why.startswith("CreateContainer"):
-            mend = "Create what it names"
-        yield Finding("pod's start", Level.FAIL, why, mend)
+    if (found := stuck(pod)) is not None:
+        yield found
         return
     if not ended(pod):
         reasons = [

@@ -126,10 +126,10 @@ def plan(
             speed = _measured(connection, check_family(family), loaded)
         Console().print(_plan_table(loaded, figures, forecast(sized, figures, speed), rows))
         check_startable(loaded)
-        if connection is not None:
+        if connection is not None and connection.reads is not None:
             connection.check_recipe(family, loaded)
-        allowed = (connection and connection.reads) or readable()
-        check_folder_there(loaded, allowed.folders)
+        else:
+            check_folder_there(loaded, readable().folders)
         check_length(sized)
         check_memory(loaded, figures)
 

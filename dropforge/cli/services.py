@@ -220,9 +220,10 @@ def doctor(
         chosen = load_recipe(recipe or default_preset() or "tiny")
         with Console(stderr=True).status("Asking the cluster"):
             asked = Asked(chosen, job_of(chosen), account, ahead_of(chosen))
-            findings = list(examine_cluster(Cluster(), asked))
+            there = Cluster()
+            findings = list(examine_cluster(there, asked))
             if pod:
-                findings += look_from_a_pod(Cluster(), asked, pod)
+                findings += look_from_a_pod(there, asked, pod)
     elif watcher:
         with Console(stderr=True).status("Following a test object to the watcher"):
             findings = list(follow(connect(state)))

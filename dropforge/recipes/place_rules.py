@@ -60,13 +60,10 @@ def without_gpus(under: Mapping[str, Any], over: Mapping[str, Any], result: dict
     before = below.get("gpus", 0) if isinstance(below, Mapping) else 0
     if gpus == before:
         return result
-    follow = {"processes_per_node"} | (set() if gpus else set(_OF_GPUS))
-    compute = {key: item for key, item in merged.items() if key not in follow or key in above}
+    compute = {key: item for key, item in merged.items() if gpus or key not in _OF_GPUS or key in above}
     ranks = below.get("processes_per_node", 1) if isinstance(below, Mapping) else 1
-    if "processes_per_node" not in above and ranks != (before or 1):  # it did not follow from the GPUs below either
-        compute["processes_per_node"] = ranks
-    elif "processes_per_node" not in above and gpus:
-        compute["processes_per_node"] = gpus
+    if "processes_per_node" not in above and ranks == (before or 1):  # it followed from the GPUs below
+        compute["processes_per_node"] = gpus or 1
     return {**result, "compute": compute}
 
 

@@ -6,13 +6,12 @@ from typing import Final
 
 from dropforge.errors import RecipeError
 from dropforge.recipe import Compute
+from dropforge.recipe_network import PREFIXES
 from dropforge.secret_looks import looks_secret
 
 #: Beginnings of variables that the operator, the launcher or the Kubernetes secret sets.
 _SET: Final = ("PET_", "TORCHELASTIC_", "MASTER_", "AWS_", "MLFLOW_", "DROPFORGE_", "KUBEFLOW_")
 _RANKS: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "POD_NAME")
-#: Beginnings of those that `network_env` has.
-_NETWORK: Final = ("NCCL_", "FI_", "OFI_NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_")
 #: Beginnings of annotations that Dropforge and Kueue read.
 _OURS: Final = ("dropforge/", "kubeflow-training/", "kueue.x-k8s.io/")
 
@@ -21,7 +20,7 @@ def check_pods(compute: Compute) -> None:
     """:raises RecipeError: for the first of them that cannot be as it is."""
     for name, text in compute.env.items():
         key = f"recipe key `compute.env.{name}`"
-        if name.startswith(_NETWORK):
+        if name.startswith(PREFIXES):
             raise RecipeError(key, "it is a variable of the network", "Write it under `compute.network_env`")
         if name.startswith(_SET) or name in _RANKS:
             mend = "Remove it. Addresses and keys come from the Kubernetes secret `dropforge-trainer`"

@@ -11,7 +11,7 @@ from kubeflow_training.jobs.observation.reasons import Reason
 from kubeflow_training.jobs.shapes import items, mapping, name
 
 # What a kubelet tells of a container that waits for what will not come. A single ErrImagePull is not among them.
-_HOPELESS: Final = {
+HOPELESS: Final = {
     "ImagePullBackOff": Reason.IMAGE,
     "InvalidImageName": Reason.IMAGE,
     "ErrImageNeverPull": Reason.IMAGE,
@@ -96,7 +96,7 @@ def _container_waits(pod: Mapping[str, Any]) -> Iterator[Wait]:
             waiting = mapping(mapping(container.get("state")).get("waiting"))
             word, text = str(waiting.get("reason") or ""), str(waiting.get("message") or "").strip()
             said = f"{where}: {word}: {text}" if text else f"{where}: {word}"
-            if reason := _HOPELESS.get(word):
+            if reason := HOPELESS.get(word):
                 passing = bool(_PASSING.search(text))
                 # What passes is no fault of the manifest's; an image that is waited for is told as such.
                 yield Wait(reason if reason is Reason.IMAGE or not passing else None, said, pod, hopeless=not passing)
