@@ -14,8 +14,8 @@ from dropforge_airflow.tasks import orphans
 from kubeflow_training.reaper import JobReaperOperator
 from kubeflow_training.retries import RetryBudget
 
-# What curations on a cluster are (`curation.spark.cluster`).
-CURATIONS = ("SparkApplication", "Job")
+# What trainings (`compute.kind`) and curations on a cluster (`curation.spark.cluster`) are.
+KINDS = ("PyTorchJob", "TrainJob", "Job", "SparkApplication")
 NAMESPACES = [name.strip() for name in os.environ.get("KUBEFLOW_TRAINING_NAMESPACES", "").split(",") if name.strip()]
 
 with DAG(
@@ -38,6 +38,6 @@ with DAG(
 ):
     task(task_id="mlflow_runs")(orphans.close)()
     if NAMESPACES:
-        JobReaperOperator(task_id="kubernetes", backend="kubernetes", namespaces=NAMESPACES, also=CURATIONS)
+        JobReaperOperator(task_id="kubernetes", backend="kubernetes", namespaces=NAMESPACES, kinds=(), also=KINDS)
     if os.environ.get("KUBEFLOW_TRAINING_HOME") or not NAMESPACES:
         JobReaperOperator(task_id="local", backend="local", namespaces=None)

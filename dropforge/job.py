@@ -1,4 +1,4 @@
-"""What a run's jobs ask of the cluster: the arguments of the PyTorchJob builder, as plain values.
+"""What a run's jobs ask of the cluster: the arguments of the job builder, as plain values, and their kind.
 
 This module knows no Kubernetes client and no builder; `dropforge_airflow` and the command line hand its result to
 `kubeflow_training.jobs.manifest.pytorch_job`.
@@ -6,10 +6,12 @@ This module knows no Kubernetes client and no builder; `dropforge_airflow` and t
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
 from dropforge import layout
+from dropforge.errors import DropforgeError
 from dropforge.network_bench import Order
 from dropforge.placement.catalogue import find, read
 from dropforge.placement.fabrics import PREFLIGHT, Network, environment, preflight
@@ -20,6 +22,10 @@ from dropforge.volumes import pod_volumes
 
 # Names of the environment variables a pod may need; on Kubernetes they come from one secret, never from the manifest.
 SECRET = "dropforge-trainer"  # noqa: S105 - the secret's name
+# Name of the runtime that TrainJobs have, one in each namespace of trainings.
+RUNTIME = "dropforge"
+# Trainers ask nothing of the API server.
+_POD = {"automountServiceAccountToken": False}
 # Before names of annotations that Kueue reads.
 KUEUE = "kueue.x-k8s.io/"
 # Annotation by which the operator knows where the trainer keeps the whole log.
@@ -86,6 +92,36 @@ def gang_environment(compute: Compute) -> dict[str, str]:
         held = preflight(network, floor=asked.min_gb_per_second, latency=asked.max_latency_ms, seconds=asked.seconds)
         env[PREFLIGHT] = held.to_json()
     return env
+
+
+def training_runtime(namespace: str) -> dict[str, Any]:
+    """Arguments of the runtime that says of a TrainJob's pods what a TrainJob cannot."""
+    return {"name": RUNTIME, "namespace": namespace, "secrets": [SECRET], "pod": dict(_POD)}
+
+
+def job_kind(compute: Compute, served: Collection[str], *, runtime: bool | None) -> str:
+    """The kind of a recipe's jobs on a cluster.
+
+    :param served: names of the kinds that the cluster knows. :param runtime: whether the namespace has the runtime of
+        TrainJobs; None if nobody may look.
+    :raises DropforgeError: if the cluster has Kubeflow Trainer alone, and the runtime is missing.
+    """
+    if compute.kind != "auto":
+        return compute.kind
+    trains = "TrainJob" in served and compute.priority_class is None  # a TrainJob cannot name one
+    if trains and runtime:
+        return "TrainJob"
+    if "PyTorchJob" in served:
+        return "PyTorchJob"
+    if trains and runtime is None:
+        return "TrainJob"
+    if trains:
+        raise DropforgeError(
+            f"namespace {compute.namespace}",
+            f"the cluster trains by TrainJobs, and there is no TrainingRuntime {RUNTIME}",
+            f"dropforge manifests runtime --namespace {compute.namespace} | kubectl apply -f -",
+        )
+    return "Job"
 
 
 def queue_timeout(compute: Compute) -> timedelta | None:
@@ -184,8 +220,7 @@ def _pod(compute: Compute) -> dict[str, Any]:
         **({"priority_class": compute.priority_class} if compute.priority_class else {}),
         **({"shm_gb": compute.shared_memory_gb} if compute.shared_memory_gb else {}),
         "user": compute.run_as,
-        # Trainers ask nothing of the API server.
-        "pod": {"automountServiceAccountToken": False},
+        "pod": dict(_POD),
         "queue": compute.queue,
         "queue_priority": compute.priority,
         "grace_seconds": compute.grace_seconds,

@@ -79,6 +79,7 @@ def train(
         observers=[teller.profiler],
         asked=teller.asked,
         board=teller.board,
+        job_status=teller.job_status,
         fast=fast,
         prompts=prepared.prompts,
         tokenizer=prepared.tokenizer,

@@ -16,6 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from rich.table import Table
 
 from dropforge.cli.connect import StateOption
+from dropforge.cli.job_manifests import kind_for, manifest_of
 from dropforge.cli.measuring import StoppedError, opened, run, stoppable
 from dropforge.cli.recipes import RecipeOption
 from dropforge.client.connection import stack_folder
@@ -244,11 +245,10 @@ def _of_nodes(compute: Compute, nodes: int) -> Compute:
 
 def _measure(compute: Compute, over: Network, seconds: float, patience: float, told: Console) -> Measured:
     """:raises DropforgeError, typer.Exit: if it fails, or is stopped."""
-    from kubeflow_training.jobs.manifest import pytorch_job
-
     order = Order(compute.gpus, over.name, sizes(_LARGEST[compute.gpus > 0]), seconds, patience + _MEETING)
     name = f"bench-network-{secrets.token_hex(4)}"
-    manifest = pytorch_job(**network_job(compute, name, order))
+    kind = kind_for(compute)
+    manifest = manifest_of(network_job(compute, name, order), kind)
     figures: list[Figure] = []
     ends: list[dict[str, Any]] = []
 
@@ -272,7 +272,7 @@ def _measure(compute: Compute, over: Network, seconds: float, patience: float, t
         )
     )
     try:
-        with stoppable(), opened(compute.backend) as cluster:
+        with stoppable(), opened(compute.backend, kind) as cluster:
             run(cluster, manifest, line, lambda text: told.print(Text(text, style="dim")), patience)
         return Measured.of(ends[-1], figures)
     except StoppedError as error:

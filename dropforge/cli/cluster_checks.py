@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from dropforge.cli.gangs import asking_cluster
+from dropforge.cli.job_manifests import runtime_of
 from dropforge.cli.kube import Cluster, DeniedError, UnknownKindError
 from dropforge.cli.recipes import example_run
 from dropforge.errors import DropforgeError
 from dropforge.install.rights import ENFORCED
-from dropforge.job import SECRET, tokenise_job, train_job
+from dropforge.job import RUNTIME, SECRET, job_kind, tokenise_job, train_job
 from dropforge.placement.pods import EFA, TYPE
 from dropforge.placement.queues import API as KUEUE
 from dropforge.placement.storages import STORAGES, Kind, Storage
@@ -29,13 +31,24 @@ _PODS_PAGE: Final = "docs/reference/kubeflow-training/rights.md#pods"
 _WHOLE: Final = ("get", "list", "watch", "create", "delete")
 #: Verbs on resources, and what is not done without them; with "" nothing is.
 _RIGHTS: Final = (
-    ("kubeflow.org", "pytorchjobs", _WHOLE, ""),
     ("", "pods", ("list", "watch"), ""),
     ("", "pods/log", ("get",), ""),
     ("", "events", ("list", "create"), "it is not shown why pods wait"),
     ("", "pods", ("deletecollection",), "a deletion takes the pods' own grace period"),
     ("", "nodes", ("get",), "a broken node explains no failure"),
 )
+#: The same for jobs of a kind, beside those on the jobs themselves.
+_KIND_RIGHTS: Final = {
+    "Job": (("", "services", ("get", "create", "patch", "delete"), ""),),
+    "TrainJob": (
+        ("trainer.kubeflow.org", "trainingruntimes", ("get",), "`compute.kind: auto` prefers PyTorchJobs, if known"),
+    ),
+}
+_OPERATORS: Final = {
+    "PyTorchJob": "the Kubeflow training operator 1.9",
+    "TrainJob": "Kubeflow Trainer 2.2 or newer",
+    "Job": "Kubernetes",
+}
 _QUEUE_RIGHTS: Final = (
     ("kueue.x-k8s.io", "workloads", ("list",), "a job that waits is only `queued`"),
     ("visibility.kueue.x-k8s.io", "localqueues/pendingworkloads", ("get",), "a job has no position in its queue"),
@@ -51,13 +64,15 @@ class Asked:
     """What is to be run.
 
     :param job: its PyTorchJob. :param account: of the tasks, as NAMESPACE:NAME, whose rights are checked; else the
-        user's own. :param ahead: the PyTorchJob that tokenises before it, if one does.
+        user's own. :param ahead: the PyTorchJob that tokenises before it, if one does. :param kind: of the jobs that
+        the cluster gets, which are made of these.
     """
 
     recipe: Recipe
     job: Mapping[str, Any]
     account: str = ""
     ahead: Mapping[str, Any] | None = None
+    kind: str = "PyTorchJob"
 
     @property
     def namespace(self) -> str:
@@ -111,6 +126,13 @@ def examine_cluster(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
         yield Finding("cluster", Level.FAIL, error.cause, error.mend)
         return
     yield Finding("cluster", Level.OK, f"Kubernetes {version.get('gitVersion', '?')}")
+    try:
+        names, runtime = cluster.trains_with(asked.namespace)
+        asked = replace(asked, kind=job_kind(asked.recipe.compute, names, runtime=runtime))
+        yield from kind_findings(asked, names, runtime)
+    except DropforgeError as error:
+        yield Finding("kind of job", Level.FAIL, f"{error.thing}: {error.cause}", error.mend)
+        return
     for name, check in _CHECKS:
         try:
             yield from check(cluster, asked)
@@ -120,6 +142,22 @@ def examine_cluster(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
             yield Finding(name, Level.FAIL, error.cause, error.mend)
 
 
+def kind_findings(asked: Asked, served: Collection[str], runtime: bool | None) -> Iterator[Finding]:
+    """Whether the cluster knows the jobs and, of TrainJobs, has their runtime. Pure.
+
+    :param served: the kinds that it knows. :param runtime: whether the runtime is there; None if nobody may look.
+    """
+    kind, why = asked.kind, "" if asked.recipe.compute.kind == "auto" else ", as `compute.kind` says"
+    if kind not in served:
+        mend = f"Install {_OPERATORS[kind]}, or change `compute.kind`"
+        yield Finding("kind of job", Level.FAIL, f"the cluster does not know the {kind}{why}", mend)
+        return
+    yield Finding("kind of job", Level.OK, f"{kind}{why}")
+    if kind == "TrainJob" and runtime is False:
+        mend = f"dropforge manifests runtime --namespace {asked.namespace} | kubectl apply -f -"
+        yield Finding("runtime", Level.FAIL, f"there is no TrainingRuntime {RUNTIME} in {asked.namespace}", mend)
+
+
 def _namespace(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
     found = cluster.get(f"/api/v1/namespaces/{asked.namespace}")
     if found is None:
@@ -127,7 +165,7 @@ def _namespace(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
         yield Finding("namespace", Level.FAIL, f"there is no {asked.namespace}", mend)
         return
     enforced = (found["metadata"].get("labels") or {}).get(ENFORCED, "")
-    if enforced == "restricted" and asked.recipe.compute.nodes > 1:
+    if enforced == "restricted" and asked.kind == "PyTorchJob" and asked.recipe.compute.nodes > 1:
         text = "restricted, which refuses workers unless the training operator's container has its rights said"
         yield Finding("namespace", Level.WARN, f"{asked.namespace} enforces {text}", f"See {_PODS_PAGE}")
     elif enforced in ("", "privileged"):
@@ -139,7 +177,7 @@ def _namespace(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
 
 
 def _kinds(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
-    wanted = [("kubeflow.org/v1", "pytorchjobs", "the Kubeflow training operator 1.9")]
+    wanted = []
     if asked.recipe.compute.queue:
         wanted.append((KUEUE, "localqueues", "Kueue 0.15 or newer"))
     if asked.spark and asked.spark.submit == "operator":
@@ -152,8 +190,16 @@ def _kinds(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
 
 
 def _rights(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
+    from kubeflow_training.jobs.kinds import kind_named
+
     whose, lacking = asked.account or "your account", False
-    wanted = [*_RIGHTS, *(_QUEUE_RIGHTS if asked.recipe.compute.queue else ())]
+    kind = kind_named(asked.kind)
+    wanted = [
+        (kind.group, kind.plural, _WHOLE, ""),
+        *_RIGHTS,
+        *_KIND_RIGHTS.get(kind.name, ()),
+        *(_QUEUE_RIGHTS if asked.recipe.compute.queue else ()),
+    ]
     if asked.spark:
         wanted.append(_SPARK_RIGHTS[asked.spark.submit])
     for group, resource, verbs, lost in wanted:
@@ -169,12 +215,17 @@ def _rights(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
 
 
 def _job(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
-    path = f"/apis/kubeflow.org/v1/namespaces/{asked.namespace}/pytorchjobs"
+    from kubeflow_training.jobs.kinds import kind_named
+    from kubeflow_training.jobs.kinds.compile import compiled
+
+    kind = kind_named(asked.kind)
+    with asking_cluster():
+        job = compiled(asked.job, kind, runtime=runtime_of(asked.namespace))
     try:
-        cluster.try_out(path, asked.job)
+        cluster.try_out(f"/apis/{kind.api_version}/namespaces/{asked.namespace}/{kind.plural}", job)
     except UnknownKindError:
         return  # told already
-    yield Finding("job", Level.OK, "the cluster and the training operator's webhook would take it")
+    yield Finding("job", Level.OK, "the cluster and its webhooks would take it")
 
 
 def _pod(cluster: Cluster, asked: Asked) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dropforge import tracking
-from dropforge.cli.gangs import PURPOSE, Gang, Gangs, asking_cluster
+from dropforge.cli.gangs import PURPOSE, Gang, Gangs, jobs_of
 from dropforge.cli.top import newest
 from dropforge.cli.waits import average, starts
 from dropforge.client.comparing.find import Row, tags_of
@@ -39,20 +39,20 @@ class Etas:
             return {}
         for job in working:
             free = free - job.uses
-        jobs = {gang.snapshot.uid: gang.snapshot.job for gang in Gangs(cluster, None).find()}
+        jobs = {gang.snapshot.uid: gang.snapshot.job for gang in Gangs([cluster], None).find()}
         left = [(job.uses, self._left(jobs.get(job.uid))) for job in working]
         behind = [job for job in queued if not job.standing.held]
         lasts = [(job.needs, self._lasts(jobs.get(job.uid))) for job in behind]
         return dict(zip((job.uid for job in behind), starts(free, left, lasts), strict=True))
 
-    def in_queue(self, cluster: Backend, queue: str, waiting: Sequence[Gang]) -> dict[str, float | None]:
+    def in_queue(self, clusters: Sequence[Backend], queue: str, waiting: Sequence[Gang]) -> dict[str, float | None]:
         """Of those that wait in a queue of one namespace, as far as all before them are known.
 
         What is free of its quota is not told to people. The first would not wait if it sufficed, so each is counted as
         if it started on what running jobs of the same queue will leave: it may start sooner.
         """
         from kubeflow_training.jobs.kinds import kind_seen
-        from kubeflow_training.jobs.local.capacity import Resources, gang_resources
+        from kubeflow_training.jobs.local.capacity import Resources, job_resources
         from kubeflow_training.jobs.observation import kueue
 
         line: list[Gang] = []
@@ -62,14 +62,13 @@ class Etas:
                 line.append(gang)
         if not line:
             return {}
-        with asking_cluster():
-            jobs = [job.job for job in cluster.jobs(line[0].namespace, labels={kueue.QUEUE_LABEL: queue})]
+        jobs = [job.job for _, job in jobs_of(clusters, line[0].namespace, {kueue.QUEUE_LABEL: queue})]
         left = []
         for job in jobs:
             if not kind_seen(job).ended(job) and not kind_seen(job).suspended(job):
                 with suppress(ArithmeticError, LookupError, StopIteration, TypeError, ValueError):  # others' jobs
-                    left.append((gang_resources(job), self._left(job)))
-        lasts = [(gang_resources(gang.snapshot.job), self._lasts(gang.snapshot.job)) for gang in line]
+                    left.append((job_resources(job), self._left(job)))
+        lasts = [(job_resources(gang.snapshot.job), self._lasts(gang.snapshot.job)) for gang in line]
         return dict(zip((gang.snapshot.uid for gang in line), starts(Resources(), left, lasts), strict=True))
 
     def _left(self, job: Mapping[str, Any] | None) -> float | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from dropforge.client.airflow import FINETUNE
 from dropforge.client.named import Named
 from dropforge.errors import DropforgeError
+from dropforge.job import RUNTIME
 
 if TYPE_CHECKING:
     from kubeflow_training.jobs.backend import Backend, Snapshot
+    from kubeflow_training.jobs.kinds import Kind
     from kubeflow_training.jobs.observation import Observation
 
 PURPOSE = "dropforge/purpose"
@@ -45,9 +48,9 @@ class Gang:
 
 @dataclass(frozen=True)
 class Gangs:
-    """The jobs of a DAG run; of all runs, if `dag_run` is empty."""
+    """The jobs of a DAG run; of all runs, if `dag_run` is empty. :param backends: each of one kind of jobs."""
 
-    backend: Backend
+    backends: Sequence[Backend]
     namespace: str | None
     dag_run: str = ""
 
@@ -57,21 +60,42 @@ class Gangs:
 
         labels = {DAG_KEY: FINETUNE} | ({RUN_KEY: label_value(self.dag_run)} if self.dag_run else {})
         found = []
-        with asking_cluster():
-            for job in self.backend.jobs(self.namespace, labels=labels):
-                owner = Owner.of(job.job)
-                if owner is None or owner.dag_id != FINETUNE or self.dag_run not in ("", owner.run_id):
-                    continue
-                metadata = job.job["metadata"]
-                whole = self.backend.read(str(metadata["name"]), str(metadata["namespace"]))
-                if whole is not None:
-                    found.append(_gang(whole))
+        for backend, job in jobs_of(self.backends, self.namespace, labels):
+            owner = Owner.of(job.job)
+            if owner is None or owner.dag_id != FINETUNE or self.dag_run not in ("", owner.run_id):
+                continue
+            metadata = job.job["metadata"]
+            with asking_cluster():
+                whole = backend.read(str(metadata["name"]), str(metadata["namespace"]))
+            if whole is not None:
+                found.append(_gang(whole))
         return sorted(found, key=lambda gang: str(gang.snapshot.job["metadata"].get("creationTimestamp")))
 
     def newest(self) -> Gang | None:
         """The one that is at work, or was last."""
         found = self.find()
         return found[-1] if found else None
+
+
+def jobs_of(
+    backends: Sequence[Backend], namespace: str | None, labels: Mapping[str, str]
+) -> list[tuple[Backend, Snapshot]]:
+    """The jobs with these labels, of every kind that the user may see.
+
+    :raises DropforgeError: if the user may see none, or the cluster does not answer.
+    """
+    from kubeflow_training.jobs.errors import JobForbiddenError
+
+    found, denied = [], []
+    with asking_cluster():
+        for backend in backends:
+            try:
+                found += [(backend, job) for job in backend.jobs(namespace, labels=labels)]
+            except JobForbiddenError as error:
+                denied.append(error)
+        if len(denied) == len(backends):
+            raise denied[0]
+    return found
 
 
 def _gang(snapshot: Snapshot) -> Gang:
@@ -84,11 +108,32 @@ def _gang(snapshot: Snapshot) -> Gang:
 def gangs_of(named: Named) -> Gangs:
     """Where the jobs of an opened run are. :raises DropforgeError: if that place cannot be reached from here."""
     backend = named.params.get("compute.backend", "local")
-    return Gangs(place(backend), named.params.get("compute.namespace", "default"), named.dag_run)
+    return Gangs(places(backend), named.params.get("compute.namespace", "default"), named.dag_run)
 
 
-def place(backend: str) -> Backend:
-    """A cluster by the recipe's word for it. :raises DropforgeError: if it cannot be reached from here."""
+def places(backend: str) -> list[Backend]:
+    """A cluster by the recipe's word for it, once for each kind of jobs that it trains with.
+
+    :raises DropforgeError: if it cannot be reached from here.
+    """
+    if backend == "local":
+        return [place(backend)]
+    return [place(backend, kind) for kind in _served_kinds()]
+
+
+@functools.cache
+def _served_kinds() -> tuple[Kind, ...]:
+    from kubeflow_training.jobs.kubernetes.discovery import served
+
+    with asking_cluster():
+        return served(api_client(), "default", RUNTIME).kinds
+
+
+def place(backend: str, kind: Kind | None = None) -> Backend:
+    """A cluster by the recipe's word for it. :param kind: of its jobs; PyTorchJobs unless given.
+
+    :raises DropforgeError: if it cannot be reached from here.
+    """
     with asking_cluster():
         if backend == "local":
             from kubeflow_training.jobs.local import LocalCluster
@@ -100,9 +145,10 @@ def place(backend: str) -> Backend:
                     "Give the command there, or name its folder by KUBEFLOW_TRAINING_HOME",
                 )
             return LocalCluster()
+        from kubeflow_training.jobs.kinds import PYTORCH_JOB
         from kubeflow_training.jobs.kubernetes import KubernetesCluster
 
-        return KubernetesCluster(api_client())
+        return KubernetesCluster(api_client(), kind or PYTORCH_JOB)
 
 
 def api_client() -> Any:

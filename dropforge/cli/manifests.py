@@ -12,6 +12,7 @@ import typer
 import yaml
 
 from dropforge import signatures
+from dropforge.cli.job_manifests import runtime_of
 from dropforge.errors import DropforgeError
 from dropforge.images import Registry
 from dropforge.install import exporter, keys, node_pools, policies, rights, storage, triggerer
@@ -49,7 +50,7 @@ def manifests(
     names: Annotated[
         list[str],
         typer.Argument(
-            help="namespaces, rights, keys, grafana-login, job-triggerer, watching, network-policies, "
+            help="namespaces, rights, runtime, keys, grafana-login, job-triggerer, watching, network-policies, "
             "storage-classes, claims, node-pools, image-policy"
         ),
     ],
@@ -205,6 +206,7 @@ def _pools(asked: _Asked) -> list[dict[str, Any]]:
 _KINDS: dict[str, Callable[[_Asked], list[dict[str, Any]]]] = {
     "namespaces": lambda asked: rights.namespaces(asked.training),
     "rights": _rights,
+    "runtime": lambda asked: [runtime_of(name) for name in asked.training],
     "keys": lambda asked: keys.airflow_keys(asked.size),
     "grafana-login": lambda _: keys.grafana_login(),
     "job-triggerer": _triggerer,

@@ -21,6 +21,7 @@ from dropforge.network_bench import MARK
 
 if TYPE_CHECKING:
     from kubeflow_training.jobs.backend import Backend, Position, Snapshot
+    from kubeflow_training.jobs.kinds import Kind
     from kubeflow_training.jobs.observation import Observation
 
 _LOOK: Final = 0.3  # seconds
@@ -65,13 +66,13 @@ def stoppable() -> Iterator[None]:
 
 
 @contextmanager
-def opened(backend: str) -> Iterator[Backend]:
-    """The cluster of the kubeconfig, or processes of this machine, which need no stack.
+def opened(backend: str, kind: Kind) -> Iterator[Backend]:
+    """The cluster of the kubeconfig for jobs of one kind, or processes of this machine, which need no stack.
 
     :raises DropforgeError: if the cluster cannot be reached.
     """
     if backend != "local":
-        yield place(backend)
+        yield place(backend, kind)
         return
     from kubeflow_training.jobs.local import LocalCluster
 

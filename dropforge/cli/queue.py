@@ -13,7 +13,7 @@ import typer
 from dropforge import layout, tracking
 from dropforge.cli.connect import StateOption
 from dropforge.cli.etas import Etas
-from dropforge.cli.gangs import Gang, api_client, asking_cluster, gangs_of, place
+from dropforge.cli.gangs import Gang, api_client, asking_cluster, gangs_of, place, places
 from dropforge.cli.listing import Output, OutputOption, print_table, print_values
 from dropforge.cli.named import RunArgument
 from dropforge.cli.waits import Wait, duration, in_airflow, rank
@@ -218,7 +218,7 @@ class Look:
                 lines.setdefault((gang.namespace, gang.seen.queue), []).append(gang)
         for (_, queue), gangs in lines.items():
             with suppress(DropforgeError):  # the list is worth having without it
-                found |= etas.in_queue(place("kubernetes"), queue, gangs)
+                found |= etas.in_queue(places("kubernetes"), queue, gangs)
         of = {run: gang.snapshot.uid for run, gang in self._gangs.items()}
         return [replace(wait, eta=found.get(of.get(wait.dag_run, ""))) for wait in waits]
 

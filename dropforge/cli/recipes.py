@@ -15,6 +15,7 @@ from rich.table import Table
 from dropforge import curation_job
 from dropforge.base_config import check_folder_there, from_bucket
 from dropforge.cli.connect import StateOption
+from dropforge.cli.job_manifests import manifest_of
 from dropforge.cli.listing import Cell, Output, OutputOption, print_table, print_values
 from dropforge.client.connection import Connection, connect, connect_embedded
 from dropforge.client.patience import asking_mlflow
@@ -71,8 +72,11 @@ def render(
     bucket: Annotated[str, typer.Option(help="Bucket of the run's folder.")] = "dropforge",
     job: Annotated[str, typer.Option(help="Which job: curate, tokenise, train or evaluate.")] = "train",
 ) -> None:
-    """Print the PyTorchJob of a recipe; for `curate` the SparkApplication, or the Job of Spark's driver."""
-    from kubeflow_training.jobs.manifest import pytorch_job
+    """Print a job of a recipe as the cluster gets it; for `curate` the SparkApplication, or the Job of Spark's driver.
+
+    Where the recipe names no kind of job (`compute.kind`), it is a PyTorchJob: nothing is asked of a cluster.
+    """
+    from kubeflow_training.jobs.kinds import PYTORCH_JOB, kind_named
 
     builders = {"tokenise": tokenise_job, "train": train_job, "evaluate": evaluate_job}
     if job not in ("curate", *builders):
@@ -81,7 +85,9 @@ def render(
     if job == "curate":
         manifest = _curation(loaded, family, bucket)
     else:
-        manifest = pytorch_job(**builders[job](example_run(loaded, family, bucket), loaded))
+        named = loaded.compute.kind
+        kind = PYTORCH_JOB if named == "auto" else kind_named(named)
+        manifest = manifest_of(builders[job](example_run(loaded, family, bucket), loaded), kind)
     typer.echo(yaml.safe_dump(manifest, sort_keys=False), nl=False)
 
 

@@ -195,8 +195,9 @@ def layout_of(gang: Gang | None, named: Named) -> tuple[int, list[Pod]]:
 
 def ranks_each(gang: Gang) -> int:
     """Ranks in one pod of a gang."""
-    each = str((gang.snapshot.job.get("spec") or {}).get("nprocPerNode") or 1)
-    return int(each) if each.isdecimal() else 1
+    from kubeflow_training.jobs.kinds import kind_seen
+
+    return kind_seen(gang.snapshot.job).processes(gang.snapshot.job)
 
 
 def job_of(gang: Gang | None) -> dict[str, Any] | None:

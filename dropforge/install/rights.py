@@ -15,10 +15,12 @@ from dropforge.install.steps import Size
 ROLES: Final = (
     "rbac.yaml",
     "rbac-events.yaml",
+    "rbac-indexed-job.yaml",
     "rbac-kueue.yaml",
     "rbac-nodes.yaml",
     "rbac-short-grace.yaml",
     "rbac-spark.yaml",
+    "rbac-train-job.yaml",
 )
 _STANDARD: Final = "pod-security.kubernetes.io"
 ENFORCED: Final = f"{_STANDARD}/enforce"

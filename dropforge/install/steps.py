@@ -79,6 +79,7 @@ def _rollout(namespace: str, *objects: str) -> str:
     return " && ".join(f"kubectl rollout status --namespace {namespace} {one} --timeout 10m" for one in objects)
 
 
+_TRAINER: Final = "deployment/kubeflow-trainer-controller-manager"
 #: A stack that is being made, or was rolled back, exists as well.
 _STACK: Final = (
     "aws cloudformation describe-stacks --region $REGION --stack-name {} --query 'Stacks[0].StackStatus' --output text "
@@ -232,9 +233,25 @@ STEPS: Final = (
         ),
     ),
     Step(
+        "trainer",
+        "Kubeflow Trainer 2.3.0 with JobSet, and the runtime of TrainJobs in $TRAINING",
+        "Jobs are TrainJobs where it is there, unless a recipe's `compute.kind` names another kind; the training "
+        "operator has the others. It has its own namespace, kubeflow-system. Where JobSet is installed already, take "
+        "it out of the first command's folder (docs/how-to/train-on-kubernetes.md)",
+        check=_rollout("kubeflow-system", _TRAINER) + " && kubectl get trainingruntime --namespace $TRAINING dropforge",
+        before=(
+            "kubectl apply --server-side -k "
+            "'https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0'",
+            # Its webhook guards runtimes.
+            _rollout("kubeflow-system", _TRAINER),
+            "dropforge manifests runtime --namespace $TRAINING | kubectl apply -f -",
+        ),
+        sizes=_LARGE,
+    ),
+    Step(
         "kueue",
         "Kueue",
-        "Jobs start whole or wait, by quotas and priorities of teams. After the training operator, whose jobs it "
+        "Jobs start whole or wait, by quotas and priorities of teams. After the operators, whose jobs it "
         "guards. teams.yaml begins with one team in $TRAINING: change it to your nodes, and give the step again. With "
         "racks (`topology` there) this version has a fault, issue 10778 of Kueue: take a later one "
         "(docs/how-to/team-queues.md)",

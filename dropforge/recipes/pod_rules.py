@@ -38,6 +38,18 @@ def check_pods(compute: Compute) -> None:
         if looks_secret("", text):
             cause = "it looks like a secret, and everyone who may read the job could read it"
             raise RecipeError(key, cause, "Name a Kubernetes secret instead")
+    if compute.kind != "auto" and compute.backend == "local":
+        raise RecipeError(
+            "recipe key `compute.kind`",
+            "the local backend runs processes of this machine, of one kind",
+            "Remove it, or use `backend: kubernetes`",
+        )
+    if compute.kind == "TrainJob" and compute.priority_class is not None:
+        raise RecipeError(
+            "recipe key `compute.priority_class`",
+            "a TrainJob cannot name one: its pods have that of their runtime",
+            "Remove it, or set `compute.kind` to PyTorchJob or Job",
+        )
     if compute.priority_class is not None and compute.queue is not None:
         raise RecipeError(
             "recipe key `compute.priority_class`",

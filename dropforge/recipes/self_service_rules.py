@@ -33,6 +33,7 @@ NOT_ITS_OWN: Final = (
     "code",
     "compute.image",
     "compute.namespace",
+    "compute.kind",
     "compute.service_account",
     "compute.backend",
     "compute.instance",

@@ -17,6 +17,7 @@ from kubeflow_training.jobs.waiting.limits import Limits
 
 if TYPE_CHECKING:
     from kubeflow_training.jobs.kubernetes.client import AsyncCluster
+    from kubeflow_training.jobs.kubernetes.discovery import Served
 
 
 class PyTorchJobHook:
@@ -53,6 +54,15 @@ class PyTorchJobHook:
 
             return KubernetesCluster(self._api_client(), kind_named(self.kind))
         raise JobError(f"backend {self.backend!r}", "there is none of that name", "Use `local` or `kubernetes`")
+
+    def served(self, namespace: str, runtime: str) -> Served:
+        """Which kinds of jobs the cluster can train with; see `jobs.kubernetes.discovery.served`.
+
+        :raises JobError: if the cluster does not answer.
+        """
+        from kubeflow_training.jobs.kubernetes.discovery import served
+
+        return served(self._api_client(), namespace, runtime)
 
     @asynccontextmanager
     async def waiting(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 
+import pytest
+from kubeflow_training.jobs.kinds import KINDS, PYTORCH_JOB, Kind, kind_of
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.manifest.canonical import fingerprint
 from kubeflow_training.jobs.waiting.joblog import LOG_ANNOTATION
 
 from dropforge import layout
-from dropforge.job import asked_job, evaluate_job, network_job, tokenise_job, train_job
+from dropforge.cli.job_manifests import manifest_of, runtime_of
+from dropforge.errors import DropforgeError, RecipeError
+from dropforge.job import SECRET, asked_job, evaluate_job, job_kind, network_job, tokenise_job, train_job
 from dropforge.network_bench import Order
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import build_recipe, merge, parse_recipe
@@ -33,6 +37,88 @@ def test_a_job_from_before_is_still_the_same_job() -> None:
 
 def test_the_evaluation_keeps_no_log_and_names_none() -> None:
     assert LOG_ANNOTATION not in pytorch_job(**evaluate_job(SPEC, RECIPE))["metadata"]["annotations"]
+
+
+CLUSTER = {
+    "backend": "kubernetes",
+    "namespace": "ml",
+    "nodes": 2,
+    "gpus": 8,
+    "processes_per_node": 8,
+    "instance": "p5.48xlarge",
+    "queue": "team",
+    "topology": "rack",
+    "image_pull_secrets": ["login"],
+    "service_account": "trainer",
+    "shared_memory_gb": 8,
+    "annotations": {"a/b": "c"},
+    "tolerations": [{"key": "team", "operator": "Exists"}],
+    "volumes": [{"claim": "data", "path": "/data"}],
+}
+"""All that a recipe can ask of its pods, but for a PriorityClass."""
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_job_of_a_run_can_be_of_every_kind(kind: Kind) -> None:
+    text = {"base": {"scratch": {}}, "train": {"tokens_per_step": 1 << 20}, "compute": CLUSTER}
+    recipe = parse_recipe(json.dumps(text))
+    for arguments in (
+        train_job(SPEC, recipe),
+        tokenise_job(SPEC, recipe),
+        evaluate_job(SPEC, recipe),
+        asked_job(SPEC, recipe, "export-step-1", "s3://b/o.json"),
+        network_job(recipe.compute, "bench-network-1", Order(8, "efa", [1], 1.0, 1.0)),
+    ):
+        manifest = manifest_of(arguments, kind)
+        kind.require_valid(manifest)
+        assert kind_of(manifest) is kind
+
+
+def test_pods_of_a_train_job_have_the_keys_that_others_get_themselves() -> None:
+    (group,) = runtime_of("ml")["spec"]["template"]["spec"]["replicatedJobs"]
+    pod = group["template"]["spec"]["template"]["spec"]
+    recipe = parse_recipe(json.dumps({"base": {"scratch": {}}, "compute": {"backend": "kubernetes"}}))
+    (other,) = PYTORCH_JOB.pod_specs(pytorch_job(**evaluate_job(SPEC, recipe)))
+    assert pod["containers"][0]["envFrom"] == other["containers"][0]["envFrom"] == [{"secretRef": {"name": SECRET}}]
+    assert pod["automountServiceAccountToken"] is other["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize(
+    ("compute", "served", "runtime", "kind"),
+    [
+        ({}, ["TrainJob", "PyTorchJob", "Job"], True, "TrainJob"),
+        ({}, ["TrainJob", "PyTorchJob", "Job"], False, "PyTorchJob"),
+        ({}, ["TrainJob", "PyTorchJob", "Job"], None, "PyTorchJob"),
+        ({}, ["TrainJob", "Job"], None, "TrainJob"),
+        ({}, ["Job"], False, "Job"),
+        ({"priority_class": "high"}, ["TrainJob", "PyTorchJob", "Job"], True, "PyTorchJob"),
+        ({"priority_class": "high"}, ["TrainJob", "Job"], True, "Job"),
+        ({"kind": "Job"}, ["TrainJob", "PyTorchJob", "Job"], True, "Job"),
+    ],
+)
+def test_the_kind_is_what_the_cluster_has(
+    compute: dict[str, str], served: list[str], runtime: bool | None, kind: str
+) -> None:
+    recipe = parse_recipe(json.dumps({"base": {"scratch": {}}, "compute": {"backend": "kubernetes", **compute}}))
+    assert job_kind(recipe.compute, served, runtime=runtime) == kind
+
+
+def test_a_cluster_with_train_jobs_alone_needs_their_runtime() -> None:
+    recipe = parse_recipe("base: {scratch: {}}\ncompute: {backend: kubernetes, namespace: ml}")
+    with pytest.raises(DropforgeError, match="dropforge manifests runtime --namespace ml"):
+        job_kind(recipe.compute, ["TrainJob", "Job"], runtime=False)
+
+
+@pytest.mark.parametrize(
+    ("compute", "cause"),
+    [
+        ("kind: TrainJob", "of one kind"),
+        ("backend: kubernetes, kind: TrainJob, priority_class: high", "a TrainJob cannot name one"),
+    ],
+)
+def test_a_kind_that_cannot_be_is_refused_by_its_key(compute: str, cause: str) -> None:
+    with pytest.raises(RecipeError, match=cause):
+        parse_recipe(f"base: {{scratch: {{}}}}\ncompute: {{{compute}}}")
 
 
 def test_each_job_has_the_recipes_deadline() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from kubeflow_training.jobs.errors import JobRefusedError, ManifestError
 from kubeflow_training.jobs.kinds import INDEXED_JOB, KINDS, TRAIN_JOB, kind_named, kind_of, kind_seen
-from kubeflow_training.jobs.kinds.compile import compiled, indexed_job, train_job
+from kubeflow_training.jobs.kinds.compile import compiled, indexed_job, train_job, training_runtime
 from kubeflow_training.jobs.kubernetes import KubernetesCluster
+from kubeflow_training.jobs.local.capacity import Resources, job_resources
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.manifest.naming import renamed
 from kubeflow_training.jobs.observation import kueue
@@ -55,6 +56,16 @@ def test_one_description_for_every_kind(kind):
     assert "zeta" not in str(renamed(manifest, "other"))
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_what_a_job_asks_for_is_read_from_every_kind(kind):
+    manifest = compiled(pytorch_job(**SPEC, cpus=0.5, memory_gb=2), kind)
+    assert kind.processes(manifest) == 2
+    assert job_resources(manifest) == Resources(1.5, 6e9, 6)
+    assert kind.processes({"spec": None}) == 1
+    odd = {"kind": kind.name, "spec": {"trainer": 3, "template": [], "pytorchReplicaSpecs": 1}}
+    assert job_resources(odd) == Resources()
+
+
 def test_an_indexed_job_has_the_training_operators_environment():
     manifest = indexed_job(**SPEC)
     pod = manifest["spec"]["template"]["spec"]
@@ -81,6 +92,49 @@ def test_an_indexed_job_has_the_training_operators_environment():
 def test_what_a_train_job_cannot_say_is_refused(more, words):
     with pytest.raises(ManifestError, match=words):
         train_job(**SPEC, **more)
+
+
+def test_a_train_job_may_have_what_its_runtime_says():
+    pod = {"priorityClassName": "high", "automountServiceAccountToken": False}
+    runtime = training_runtime("whole-gangs", "ml", secrets=["keys"], pod=pod)
+    said = {"secrets": ["keys"], "priority_class": "high", "pod": {"automountServiceAccountToken": False}}
+    manifest = compiled(pytorch_job(**SPEC, **said), TRAIN_JOB, runtime=runtime)
+    TRAIN_JOB.require_valid(manifest)
+    assert (manifest["spec"]["runtimeRef"]["kind"], manifest["spec"]["runtimeRef"]["name"]) == (
+        "TrainingRuntime",
+        "whole-gangs",
+    )
+    for other, words in (({"secrets": ["others"]}, "containers.envFrom"), ({"priority_class": "low"}, "priorityClass")):
+        with pytest.raises(ManifestError, match=words):
+            compiled(pytorch_job(**SPEC, **said | other), TRAIN_JOB, runtime=runtime)
+
+
+def test_a_train_job_mounts_a_volume_as_often_as_it_is_told():
+    mounts = [
+        {"name": "data", "mountPath": "/a", "subPath": "a"},
+        {"name": "data", "mountPath": "/b", "subPath": "b"},
+        {"name": "more", "mountPath": "/c"},
+        {"name": "data", "mountPath": "/d", "subPath": "d"},
+    ]
+    volumes = [{"name": name, "emptyDir": {}} for name in ("data", "more")]
+    patches = train_job(**SPEC, volumes=volumes, mounts=mounts)["spec"]["runtimePatches"]
+    found = []
+    for patch in patches:
+        (job,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+        (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+        names = [mount["name"] for mount in container["volumeMounts"]]
+        assert len(set(names)) == len(names)
+        found += [mount for mount in container["volumeMounts"] if mount["mountPath"] != "/dev/shm"]
+    assert sorted(found, key=lambda mount: mount["mountPath"]) == mounts
+    assert len({patch["manager"] for patch in patches}) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_only_a_job_of_two_groups_of_pods_joins_them_in_one_place(kind):
+    place = {"kueue.x-k8s.io/podset-required-topology": "rack", "kueue.x-k8s.io/podset-group-name": "gang"}
+    text = str(compiled(pytorch_job(**SPEC, pod_annotations=place), kind))
+    assert "podset-required-topology" in text
+    assert ("podset-group-name" in text) == (kind.name == "PyTorchJob")
 
 
 def test_kinds_that_are_none():

@@ -199,6 +199,9 @@ def test_a_kind_that_the_cluster_does_not_have_is_no_problem_where_it_is_only_lo
     backends = {"other": lambda: Cluster(error=refused), "mine": lambda: Cluster()}
     assert len(JobReaper(backends, Airflow()).visit().problems) == 1
     assert JobReaper(backends, Airflow(), optional=["other"]).visit().problems == []
+    assert len(JobReaper(backends, Airflow(), optional=["other", "mine"]).visit().problems) == 0
+    only = {"other": backends["other"]}
+    assert "none of other" in JobReaper(only, Airflow(), optional=["other"]).visit().problems[0]
     away = {"other": lambda: Cluster(error=BackendUnavailableError("it", "is away", "Wait"))}
     assert len(JobReaper(away, Airflow(), optional=["other"]).visit().problems) == 1
 

@@ -56,6 +56,7 @@ from trainer.report.console import Console
 from trainer.report.figures import training_figures
 from trainer.report.flops import make_gauge
 from trainer.report.forecast import seconds_left
+from trainer.report.job_status import JobStatus
 from trainer.report.points import Points
 from trainer.report.steps import StepLog
 from trainer.report.tracking import Tracker
@@ -75,7 +76,7 @@ class Loop:
 
     :param pad: id for padding. :param offer: called with the checkpoints that exist after each save.
     :param observers: called after each step, behind the one that logs.
-    :param board: what TensorBoard is told, on rank 0 if it was asked for.
+    :param board: what TensorBoard is told, on rank 0 if it was asked for. :param job_status: what Kubeflow Trainer is.
     :param asked: on rank 0, how many steps somebody wants to have profiled; each wish is told once.
     :param wall: what the time went into.
     :param fast: this node's fast tier of checkpoints.
@@ -104,6 +105,7 @@ class Loop:
     wall: Wall = field(default_factory=Wall)
     asked: Callable[[], int] = lambda: 0
     board: Board | None = None
+    job_status: JobStatus | None = None
     fast: Fast | None = None
     prompts: Sequence[Prompt] = ()
     tokenizer: Any = None
@@ -157,7 +159,14 @@ class Loop:
             targets=self.plan.targets if self.train.paired else None,
         )
         self.log = StepLog(
-            self.console, self.tracker, self.steps, self.gauge, self._seconds_left, self.gang.device, self.board
+            self.console,
+            self.tracker,
+            self.steps,
+            self.gauge,
+            self._seconds_left,
+            self.gang.device,
+            self.board,
+            self.job_status,
         )
         self.callbacks = self._callbacks()
         self.observers = [self.heart, self.log, *self.observers, *([self.callbacks] if self.callbacks else [])]

@@ -11,6 +11,7 @@ import torch
 from trainer.report.board import Board
 from trainer.report.console import Console, duration
 from trainer.report.flops import Gauge
+from trainer.report.job_status import JobStatus
 from trainer.report.memory import peak_memory
 from trainer.report.points import Points
 from trainer.report.tracking import Tracker
@@ -83,6 +84,7 @@ class StepLog:
     left: Callable[[], float]
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     board: Board | None = None
+    job_status: JobStatus | None = None
     window: Window = field(default_factory=Window)
     points: Points = field(default_factory=Points)
 
@@ -128,6 +130,9 @@ class StepLog:
         self.tracker.metrics(metrics, progress.step)
         if self.board is not None:
             self.board.scalars(metrics, progress.step)
+        if self.job_status is not None:
+            told = {name: value for name, value in facts.items() if name != "eta_seconds"}
+            self.job_status.tell(progress.step, self.steps, left, told)
 
     def _facts(self, result: StepResult, loss: float | None) -> dict[str, float]:
         """What is told of the steps since the last log step; what is not known is left out."""

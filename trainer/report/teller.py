@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -34,6 +35,7 @@ from trainer.report.final import (
     make_report,
     wall_rows,
 )
+from trainer.report.job_status import JobStatus
 from trainer.report.models import BEST, LAST, Shown, make_models, shown
 from trainer.report.profile import Profiler, Requests
 from trainer.report.samples import TAG, name_of, table_json, tables_tag
@@ -80,6 +82,7 @@ class Teller:
         self.board: Board | None = None
         if settings.train.tensorboard and gang.leader:
             self.board = Board(open_store(spec.root, hurried=True), console.say)
+        self.job_status = JobStatus.from_env(os.environ, console.say) if gang.leader else None
         self.attempt = 0
         self._first: float | None = None
         self._shown: list[Shown] = []
@@ -180,6 +183,8 @@ class Teller:
                 self.board.close()
             except Exception as error:
                 self._console.say(f"TensorBoard's files could not be ended ({type(error).__name__}: {error})")
+        if self.job_status is not None:
+            self.job_status.close()
         metrics = self.tracker.close(max(_CLOSE_LEAST, min(_CLOSE, seconds - _CLOSE_LEAST)))
         if metrics:
             self._keep_unsent("unsent-metrics", metrics, f"{len(metrics)} metrics")

@@ -15,6 +15,7 @@ from dropforge.run_limits import run_limits
 from dropforge.settings import from_env
 from dropforge.text import as_line
 from dropforge_airflow import connection, lineage
+from dropforge_airflow.job_manifests import kind_for, manifest
 from dropforge_airflow.lineage import Lineage
 
 if TYPE_CHECKING:
@@ -73,8 +74,6 @@ def take(run_id: str | None = None, ti: Any = None) -> list[Taken]:
 def _take(rest: Rest, store: Store, settings: Settings, ask: Ask, by: str) -> Taken | None:
     from dataclasses import asdict
 
-    from kubeflow_training.jobs.manifest import pytorch_job
-
     from dropforge import checkpoints
     from dropforge.job import asked_job, queue_timeout
     from dropforge.recipes.load import build_recipe
@@ -106,7 +105,7 @@ def _take(rest: Rest, store: Store, settings: Settings, ask: Ask, by: str) -> Ta
     }
     store.put(f"{folder}order.json", json.dumps(body, indent=1).encode())
     purpose = f"{order.verb}-step-{item.step}-{nonce}"
-    manifest = pytorch_job(**asked_job(spec, recipe, purpose, f"{settings.root}/{folder}order.json"))
+    job = asked_job(spec, recipe, purpose, f"{settings.root}/{folder}order.json")
     url = f"{mlflow_pages.server(settings.tracking_uri)}/#/experiments/{run['experiment_id']}/models/{item.model}"
     checkpoints.start(rest, ask, by)
     log.info("%s step-%d of %s", order.verb, item.step, item.run)
@@ -116,7 +115,7 @@ def _take(rest: Rest, store: Store, settings: Settings, ask: Ask, by: str) -> Ta
         verb=order.verb,
         folder=folder,
         job={
-            "manifest": manifest,
+            "manifest": manifest(job, kind_for(recipe.compute)),
             "backend": recipe.compute.backend,
             "mlflow_url": url,
             "queue_timeout": queue_timeout(recipe.compute),

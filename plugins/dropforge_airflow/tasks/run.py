@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +23,7 @@ from dropforge.settings import Settings, from_env
 from dropforge.store import MissingObjectError, Store
 from dropforge.tracking import Finished, Status
 from dropforge_airflow import connection
+from dropforge_airflow.job_manifests import kind_for, manifest
 from dropforge_airflow.tasks import meter, turn
 from dropforge_airflow.tasks.data import Curated
 from dropforge_airflow.tasks.failure import no_retry
@@ -56,8 +57,6 @@ def open_run(
     """
     from dataclasses import replace
 
-    from kubeflow_training.jobs.manifest import pytorch_job
-
     from dropforge import tracking
     from dropforge.job import evaluate_job, tokenise_job, train_job
 
@@ -73,6 +72,7 @@ def open_run(
             log.info("%s. Tick `again` in the form, or drop it with --again, to train on it all the same", found)
             in_flight.run_ended(store, partition_key, run_id or "")
             raise NothingNew(found, run_page(settings.tracking_uri, found.experiment, found.mlflow_run))
+        kind = kind_for(recipe.compute)  # before anything of the run is there: its cluster may be away
         opened = tracking.open_run(settings.tracking_uri, spec, to_params(recipe), tags)
         spec = replace(spec, tracking=opened)
         # The teardown ends only runs whose task has succeeded.
@@ -91,9 +91,11 @@ def open_run(
                 sweeps.note(store, spec.family, sweep, spec.run, opened.run_id)
             # A model that is there is not trained again, and no gang waits for GPUs only to find that out.
             done = store.stat(layout.report_key(spec.run)) is not None
-            train, evaluate = pytorch_job(**train_job(spec, recipe)), pytorch_job(**evaluate_job(spec, recipe))
-            tokenise = pytorch_job(**tokenise_job(spec, recipe)) if recipe.compute.tokenize_ahead else {}
+            train, evaluate = (manifest(build(spec, recipe), kind) for build in (train_job, evaluate_job))
+            tokenise = manifest(tokenise_job(spec, recipe), kind) if recipe.compute.tokenize_ahead else {}
     log.info("Run %s, MLflow run %s at %s", spec.run, opened.run_id, settings.tracking_uri)
+    if recipe.compute.backend == "kubernetes":
+        log.info("Its jobs are of kind %s", kind.name)
     return Opened(
         run=spec.run,
         family=spec.family,
@@ -247,14 +249,15 @@ def end_jobs(opened: Opened, owner: str) -> None:
     :param owner: what the owner annotation of this run's jobs begins with.
     """
     namespace, labels = opened["evaluate"]["metadata"]["namespace"], {"dropforge/run": opened["run"]}
-    for name in end_jobs_of(opened["backend"], namespace, labels, owner):
+    kinds = [str(opened["evaluate"]["kind"])]
+    for name in end_jobs_of(opened["backend"], namespace, labels, owner, kinds):
         log.warning("Job %s still ran although its task had ended: it is deleted", name)
 
 
-def end_jobs_of(kind: str, namespace: str, labels: Mapping[str, str], owner: str) -> list[str]:
+def end_jobs_of(place: str, namespace: str, labels: Mapping[str, str], owner: str, kinds: Iterable[str]) -> list[str]:
     """Delete jobs that have not ended; their names. What cannot be looked at is told in the log, and may still run.
 
-    :param kind: the backend's. :param owner: what the jobs' owner annotation begins with.
+    :param place: the backend. :param owner: what the jobs' owner annotation begins with. :param kinds: of the jobs.
     """
     from kubeflow_training.hooks import PyTorchJobHook
     from kubeflow_training.jobs.errors import JobError
@@ -262,16 +265,17 @@ def end_jobs_of(kind: str, namespace: str, labels: Mapping[str, str], owner: str
     from kubeflow_training.jobs.observation import observe
 
     ended: list[str] = []
-    try:
-        backend = PyTorchJobHook(kind).connect()
-        for job in backend.jobs(namespace, labels=dict(labels)):
-            name = job.job["metadata"]["name"]
-            if not str(job.annotations.get(OWNER_ANNOTATION)).startswith(owner):
-                continue
-            found = backend.read(name, namespace)
-            if found is not None and not observe(found.job, found.pods, found.events).ended:
-                backend.delete(name, namespace, uid=found.uid)
-                ended.append(f"{namespace}/{name}")
-    except JobError as error:
-        log.error("The jobs of %s could not be looked at and may still run: %s", owner, error)
+    for kind in kinds:
+        try:
+            backend = PyTorchJobHook(place, kind=kind).connect()
+            for job in backend.jobs(namespace, labels=dict(labels)):
+                name = job.job["metadata"]["name"]
+                if not str(job.annotations.get(OWNER_ANNOTATION)).startswith(owner):
+                    continue
+                found = backend.read(name, namespace)
+                if found is not None and not observe(found.job, found.pods, found.events).ended:
+                    backend.delete(name, namespace, uid=found.uid)
+                    ended.append(f"{namespace}/{name}")
+        except JobError as error:
+            log.error("The jobs of %s could not be looked at and may still run: %s", owner, error)
     return ended

@@ -29,6 +29,7 @@ from dropforge_airflow import connection
 from dropforge_airflow.assets import FINETUNE_DAG
 from dropforge_airflow.dag_runs import state_of
 from dropforge_airflow.filled import filled
+from dropforge_airflow.job_manifests import kind_for
 from dropforge_airflow.starting import GOING
 from dropforge_airflow.tasks import plan as finetune
 from dropforge_airflow.tasks import run as finetune_run
@@ -60,6 +61,7 @@ class Planned(TypedDict):
     metric: str
     trials: list[TrialArguments]
     backend: str
+    kind: str
     namespace: str
     early_stop: dict[str, Any] | None
 
@@ -116,6 +118,7 @@ def plan(params: Mapping[str, Any] | None = None, run_id: str | None = None, ti:
             metric=first.promote.metric,
             trials=trials,
             backend=first.compute.backend,
+            kind=kind_for(first.compute).name,
             namespace=first.compute.namespace,
             early_stop=None if sweep.early_stop is None else sweep.early_stop.model_dump(),
         ),
@@ -303,5 +306,6 @@ def _end_jobs(planned: Planned, number: int) -> None:
     """Delete a trial's jobs that run: its task sees that, and its run comes to an orderly end."""
     owner = f"{FINETUNE_DAG}/{planned['trials'][number]['run']}/"
     labels = {"dropforge/family": planned["family"]}
-    for name in finetune_run.end_jobs_of(planned["backend"], planned["namespace"], labels, owner):
+    kinds = [planned["kind"]]
+    for name in finetune_run.end_jobs_of(planned["backend"], planned["namespace"], labels, owner, kinds):
         log.info("Job %s of trial %d is deleted", name, number)

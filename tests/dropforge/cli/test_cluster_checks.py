@@ -93,6 +93,34 @@ def test_why_no_node_fits_is_told_by_the_commonest_reasons() -> None:
     assert "none of 4 has room for a pod; n0 and 2 more: has 1 cpu, and the pod asks for 4; m is not" in found.found
 
 
+def kinds(compute: str, served: list[str], runtime: bool | None) -> dict[str, Any]:
+    recipe = parse_recipe(f"base: {{scratch: {{}}}}\ncompute: {{backend: kubernetes, namespace: team-a{compute}}}")
+    asked = Asked(recipe, job_of(recipe))
+    cluster: Any = SimpleNamespace(
+        get=lambda _: None,
+        knows=lambda *_: True,
+        trains_with=lambda _: (served, runtime),
+        may=lambda *_: True,
+        try_out=lambda *where: tried.append(where[0]),
+        now=lambda: None,
+    )
+    tried: list[str] = []
+    found = {one.check: one for one in examine_cluster(cluster, asked)}
+    return found | {"tried": tried}
+
+
+def test_the_kind_of_job_is_looked_at_first() -> None:
+    found = kinds("", ["TrainJob", "Job"], True)
+    assert found["kind of job"].found == "TrainJob"
+    assert found["tried"][0].endswith("trainer.kubeflow.org/v1alpha1/namespaces/team-a/trainjobs")
+    assert kinds("", ["Job"], False)["tried"][0] == "/apis/batch/v1/namespaces/team-a/jobs"
+    lost = kinds("", ["TrainJob", "Job"], False)
+    assert lost["kind of job"].mend == "dropforge manifests runtime --namespace team-a | kubectl apply -f -"
+    assert kinds(", kind: TrainJob", ["TrainJob", "Job"], False)["runtime"].level is Level.FAIL
+    unknown = kinds(", kind: TrainJob", ["Job"], False)["kind of job"]
+    assert (unknown.level, "Install Kubeflow Trainer 2.2" in unknown.mend) == (Level.FAIL, True)
+
+
 def test_what_a_queue_adds_to_pods_may_make_them_fit() -> None:
     tainted = node(spec={"taints": [{"key": "team", "effect": "NoSchedule"}]})
     (found,) = node_findings([tainted], POD, pods=1, queued=True)
@@ -120,6 +148,7 @@ def test_the_pod_that_tokenises_is_held_against_the_nodes_too(more: str, large: 
     cluster: Any = SimpleNamespace(
         get=lambda path: {"items": nodes} if path == "/api/v1/nodes" else None,
         knows=lambda *_: True,
+        trains_with=lambda _: (["PyTorchJob", "Job"], False),
         may=lambda *_: True,
         try_out=lambda *_: None,
         now=lambda: None,
@@ -271,7 +300,8 @@ def test_a_claim_whose_class_is_not_there_never_gets_a_volume() -> None:
 @pytest.mark.parametrize(("behind", "level"), [(0.0, Level.OK), (-2000.0, Level.WARN), (2000.0, Level.WARN)])
 def test_clocks_that_are_apart_are_told(behind: float, level: Level) -> None:
     cluster: Any = SimpleNamespace(
-        get=lambda _: None, knows=lambda *_: True, may=lambda *_: True, try_out=lambda *_: None,
+        get=lambda _: None, knows=lambda *_: True,
+        trains_with=lambda _: (["PyTorchJob", "Job"], False), may=lambda *_: True, try_out=lambda *_: None,
         now=lambda: time.time() + behind,
     )  # fmt: skip
     recipe = parse_recipe("base: {scratch: {}}\ncompute: {backend: kubernetes}")

@@ -236,6 +236,8 @@ def test_steps_come_after_what_they_need() -> None:
     assert len(names) == len(set(names))
     for before, after in (
         ("training-operator", "kueue"),  # whose webhooks guard the operator's jobs
+        ("trainer", "kueue"),
+        ("namespaces", "trainer"),
         ("namespaces", "settings"),
         ("keys", "airflow"),
         ("postgres", "mlflow"),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kubeflow_training.jobs.errors import ManifestError
 from kubeflow_training.jobs.kinds.indexed import INDEXED_JOB
 from kubeflow_training.jobs.kinds.kind import Kind
 from kubeflow_training.jobs.kinds.pytorch import PYTORCH_JOB
-from kubeflow_training.jobs.kinds.train import NODE, TRAIN_JOB
+from kubeflow_training.jobs.kinds.train import MANAGER, NODE, TRAIN_JOB
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.manifest.words import CONTAINER, JOB_NAME_LABEL
 from kubeflow_training.jobs.shapes import items, mapping
@@ -18,6 +18,8 @@ from kubeflow_training.jobs.shapes import items, mapping
 RUNTIME: Final = "torch-distributed"
 """The runtime that Kubeflow Trainer brings along."""
 _WEEK: Final = 7 * 24 * 3600
+_GROUP: Final = "kueue.x-k8s.io/podset-group-name"
+"""By which Kueue puts a job's two groups of pods into one place."""
 PORT: Final = "23456"
 """Where rank 0 listens: the training operator's own choice."""
 _RESERVED: Final = frozenset(
@@ -52,7 +54,7 @@ def compiled(
     manifest: Mapping[str, Any],
     kind: Kind,
     *,
-    runtime: str = RUNTIME,
+    runtime: str | Mapping[str, Any] = RUNTIME,
     runtime_kind: str = "ClusterTrainingRuntime",
 ) -> dict[str, Any]:
     """The PyTorchJob as a job of another kind, with the same name, pods, limits and queue.
@@ -62,7 +64,8 @@ def compiled(
 
     :param manifest: a PyTorchJob.
     :param kind: what to make of it.
-    :param runtime, runtime_kind: of a TrainJob (Kubeflow Trainer 2.2 or newer).
+    :param runtime, runtime_kind: of a TrainJob (Kubeflow Trainer 2.2 or newer); with the runtime's whole manifest the
+        job may also have what the runtime says.
     :raises ManifestError: if the kind cannot say something that the PyTorchJob says.
     """
     PYTORCH_JOB.require_valid(manifest)
@@ -78,17 +81,31 @@ def compiled(
 
 
 def training_runtime(
-    name: str, namespace: str | None = None, *, ttl_seconds: int | None = 7 * 24 * 3600
+    name: str,
+    namespace: str | None = None,
+    *,
+    ttl_seconds: int | None = _WEEK,
+    secrets: Sequence[str] = (),
+    pod: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A runtime whose gangs end whole when a rank fails, as an administrator installs it once.
 
     :param name: of the runtime.
     :param namespace: of a TrainingRuntime; without it, it is a ClusterTrainingRuntime.
     :param ttl_seconds: when Kubernetes may remove the pods of a finished job.
+    :param secrets: whose keys become variables of every pod, as `TrainingJobSpec.secrets` do.
+    :param pod: what else its pods have that a TrainJob cannot say, such as `priorityClassName`.
     """
-    container = {"name": NODE, "image": "none", "terminationMessagePolicy": "FallbackToLogsOnError"}
-    pod = {"restartPolicy": "Never", "containers": [container]}
-    job = {"backoffLimit": 0, "template": {"metadata": _APART, "spec": pod}}
+    container: dict[str, Any] = {"name": NODE, "image": "none", "terminationMessagePolicy": "FallbackToLogsOnError"}
+    if secrets:
+        container["envFrom"] = [{"secretRef": {"name": secret}} for secret in secrets]
+    job = {
+        "backoffLimit": 0,
+        "template": {
+            "metadata": _APART,
+            "spec": {**(pod or {}), "restartPolicy": "Never", "containers": [container]},
+        },
+    }
     step = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
     spec: dict[str, Any] = {
         "failurePolicy": {"maxRestarts": 0},
@@ -109,12 +126,17 @@ def training_runtime(
 _APART: Final = {"annotations": {"sidecar.istio.io/inject": "false"}}
 
 
-def _train_job(source: dict[str, Any], runtime: str, runtime_kind: str) -> dict[str, Any]:
+def _train_job(source: dict[str, Any], runtime: str | Mapping[str, Any], runtime_kind: str) -> dict[str, Any]:
     name, spec, policy, nodes, template = _parts(source)
     pod = mapping(template.get("spec"))
     container = _training(pod)
-    unsaid = [f"{key}" for key in sorted(set(pod) - _PATCHED - _ELSEWHERE)]
-    unsaid += [f"containers.{key}" for key in sorted(set(container) - _TRAINER - _RUNTIMES_OWN)]
+    runs, runner = _said(runtime)
+    reference = {"apiGroup": TRAIN_JOB.group, "kind": runtime_kind, "name": runtime}
+    if not isinstance(runtime, str):
+        reference |= {"kind": runtime["kind"], "name": runtime["metadata"]["name"]}
+    unsaid = [key for key in sorted(set(pod) - _PATCHED - _ELSEWHERE) if runs.get(key) != pod[key]]
+    more = sorted(set(container) - _TRAINER - _RUNTIMES_OWN)
+    unsaid += [f"containers.{key}" for key in more if runner.get(key) != container[key]]
     unsaid += [f"initContainers.{item.get('name')}" for item in items(pod.get("initContainers"))]
     unsaid += [f"containers.{item.get('name')}" for item in items(pod.get("containers")) if item is not container]
     if unsaid:
@@ -123,9 +145,10 @@ def _train_job(source: dict[str, Any], runtime: str, runtime_kind: str) -> dict[
     patch: dict[str, Any] = {key: pod[key] for key in sorted(_PATCHED & set(pod))}
     if apart := _apart(pod, TRAIN_JOB):
         patch["affinity"] = apart
-    mounts = {key: container[key] for key in ("volumeMounts", "securityContext") if container.get(key)}
-    if mounts:
-        patch["containers"] = [{"name": NODE, **mounts}]
+    first, *more_mounts = _apart_by_volume(items(container.get("volumeMounts"))) or [[]]
+    own = {"volumeMounts": first, "securityContext": container.get("securityContext")}
+    if any(own.values()):
+        patch["containers"] = [{"name": NODE, **{key: value for key, value in own.items() if value}}]
     env = [item for item in items(container.get("env")) if item.get("name") not in _RESERVED]
     trainer: dict[str, Any] = {
         "image": container.get("image"),
@@ -142,7 +165,7 @@ def _train_job(source: dict[str, Any], runtime: str, runtime_kind: str) -> dict[
         "kind": TRAIN_JOB.name,
         "metadata": source["metadata"],
         "spec": {
-            "runtimeRef": {"apiGroup": TRAIN_JOB.group, "kind": runtime_kind, "name": runtime},
+            "runtimeRef": reference,
             "trainer": {key: value for key, value in trainer.items() if value},
         },
     }
@@ -150,10 +173,44 @@ def _train_job(source: dict[str, Any], runtime: str, runtime_kind: str) -> dict[
         if key in policy:
             made["spec"][key] = policy[key]
     TRAIN_JOB.pod_specs(made)[0].update(patch)
+    for number, mounts in enumerate(more_mounts, 2):
+        group = {
+            "name": NODE,
+            "template": {
+                "spec": {"template": {"spec": {"containers": [{"name": NODE, "volumeMounts": mounts}]}}},
+            },
+        }
+        made["spec"]["runtimePatches"].append(
+            {
+                "manager": f"{MANAGER}-{number}",
+                "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [group]}}},
+            }
+        )
     if metadata := mapping(template.get("metadata")):
         job = made["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
         job["template"]["spec"]["template"]["metadata"] = metadata
     return made
+
+
+def _apart_by_volume(mounts: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Lists in which no volume is mounted twice: one patch of a runtime can have a volume once, the next again."""
+    found: list[list[Mapping[str, Any]]] = []
+    for mount in mounts:
+        free = next((one for one in found if mount.get("name") not in [other.get("name") for other in one]), None)
+        if free is None:
+            found.append(free := [])
+        free.append(mount)
+    return found
+
+
+def _said(runtime: str | Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What a runtime says of its pods, and of their container; nothing where only its name is known."""
+    if isinstance(runtime, str):
+        return {}, {}
+    (group,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    pod = group["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    return pod, container
 
 
 def _indexed_job(source: dict[str, Any]) -> dict[str, Any]:
@@ -216,6 +273,9 @@ def _parts(source: dict[str, Any]) -> tuple[str, dict[str, Any], Mapping[str, An
             f"job {source['metadata']['name']}", "only a PyTorchJob has a gang scheduler's policy", mend
         )
     template: dict[str, Any] = spec["pytorchReplicaSpecs"]["Master"]["template"]
+    notes = mapping(template.get("metadata")).get("annotations")
+    if isinstance(notes, dict):
+        notes.pop(_GROUP, None)  # there is one group of pods now, which Kueue would refuse to join
     return source["metadata"]["name"], spec, policy, PYTORCH_JOB.wanted(source) or 1, template
 
 

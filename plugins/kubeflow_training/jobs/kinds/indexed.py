@@ -27,6 +27,16 @@ class _IndexedJob(Kind):
         spec = mapping(job.get("spec"))
         return whole(spec.get("completions")) or whole(spec.get("parallelism")) or 1
 
+    def processes(self, job: Mapping[str, Any]) -> int:
+        name = self.training_container({"spec": self._pod(job)})
+        container = next((item for item in items(self._pod(job).get("containers")) if item.get("name") == name), {})
+        said = next((item for item in items(container.get("env")) if item.get("name") == "PET_NPROC_PER_NODE"), {})
+        each = str(said.get("value") or 1)
+        return int(each) if each.isdecimal() else 1
+
+    def requests(self, job: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+        return [(self.wanted(job) or 1, self._resources(self._pod(job)))]
+
     def suspended(self, job: Mapping[str, Any]) -> bool:
         return mapping(job.get("spec")).get("suspend") is True or "Suspended" in self.conditions(job)
 
@@ -37,6 +47,9 @@ class _IndexedJob(Kind):
 
     def pod_specs(self, manifest: dict[str, Any]) -> Sequence[dict[str, Any]]:
         return [manifest["spec"]["template"]["spec"]]
+
+    def _pod(self, job: Mapping[str, Any]) -> Mapping[str, Any]:
+        return mapping(mapping(mapping(job.get("spec")).get("template")).get("spec"))
 
     def service(self, job: Mapping[str, Any]) -> dict[str, Any] | None:
         """The headless Service that gives the pods their names; None if the manifest wants none of that name."""

@@ -77,6 +77,14 @@ class Kind(ABC):
     def wanted(self, job: Mapping[str, Any]) -> int | None:
         """How many pods the job wants; None if the job does not say."""
 
+    def processes(self, job: Mapping[str, Any]) -> int:  # noqa: ARG002
+        """How many ranks a pod has; 1 if the job does not say."""
+        return 1
+
+    def requests(self, job: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:  # noqa: ARG002
+        """How many pods ask for which `resources` of their training container; empty if it cannot be told."""
+        return []
+
     @abstractmethod
     def suspended(self, job: Mapping[str, Any]) -> bool:
         """Whether the job is to have no pods for now."""
@@ -126,6 +134,12 @@ class Kind(ABC):
 
     def ended(self, job: Mapping[str, Any]) -> bool:
         return self.failed(job) is not None or self.succeeded(job) is not None
+
+    def _resources(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Of the training container of a pod's spec."""
+        name = self.training_container({"spec": pod})
+        found = next((item for item in items(pod.get("containers")) if item.get("name") == name), {})
+        return mapping(found.get("resources"))
 
     def _place(self, pod: Mapping[str, Any]) -> str:
         return name(pod) or "a pod"

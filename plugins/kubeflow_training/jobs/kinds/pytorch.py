@@ -26,6 +26,17 @@ class _PyTorchJob(Kind):
     def wanted(self, job: Mapping[str, Any]) -> int | None:
         return sum(_count(mapping(item).get("replicas", 1)) for item in self._replicas(job).values()) or None
 
+    def processes(self, job: Mapping[str, Any]) -> int:
+        each = str(mapping(job.get("spec")).get("nprocPerNode") or 1)
+        return int(each) if each.isdecimal() else 1
+
+    def requests(self, job: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+        found = []
+        for item in map(mapping, self._replicas(job).values()):
+            pod = mapping(mapping(item.get("template")).get("spec"))
+            found.append((_count(item.get("replicas", 1)), self._resources(pod)))
+        return found
+
     def suspended(self, job: Mapping[str, Any]) -> bool:
         policy = mapping(mapping(job.get("spec")).get("runPolicy"))
         return policy.get("suspend") is True or "Suspended" in self.conditions(job)

@@ -45,6 +45,13 @@ class _TrainJob(Kind):
     def wanted(self, job: Mapping[str, Any]) -> int | None:
         return whole(mapping(mapping(job.get("spec")).get("trainer")).get("numNodes"))
 
+    def processes(self, job: Mapping[str, Any]) -> int:
+        return whole(mapping(mapping(job.get("spec")).get("trainer")).get("numProcPerNode")) or 1
+
+    def requests(self, job: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+        trainer = mapping(mapping(job.get("spec")).get("trainer"))
+        return [(self.wanted(job) or 1, mapping(trainer.get("resourcesPerNode")))]
+
     def suspended(self, job: Mapping[str, Any]) -> bool:
         return mapping(job.get("spec")).get("suspend") is True or "Suspended" in self.conditions(job)
 

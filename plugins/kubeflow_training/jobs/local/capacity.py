@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kubeflow_training.jobs.elastic import node_range
+from kubeflow_training.jobs.kinds import kind_seen
 from kubeflow_training.jobs.local.devices import devices
 from kubeflow_training.jobs.manifest.checks.pod import quantity
 from kubeflow_training.jobs.manifest.words import CONTAINER
@@ -59,7 +60,22 @@ def pod_resources(template: Mapping[str, Any]) -> Resources:
     :raises ValueError: if a quantity is none.
     """
     container = next(item for item in template["spec"]["containers"] if item.get("name") == CONTAINER)
-    resources = container.get("resources") or {}
+    return _resources(container.get("resources") or {})
+
+
+def job_resources(job: Mapping[str, Any]) -> Resources:
+    """What all pods of a job of any kind ask for together.
+
+    :raises ValueError: if a quantity is none.
+    """
+    total = Resources()
+    for pods, asked in kind_seen(job).requests(job):
+        each = _resources(asked)
+        total += Resources(pods * each.cpus, pods * each.memory, pods * each.gpus)
+    return total
+
+
+def _resources(resources: Mapping[str, Any]) -> Resources:
     asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
     gpus = sum(int(quantity(value)) for key, value in asked.items() if key.endswith("/gpu"))
     return Resources(quantity(asked.get("cpu", 0)), quantity(asked.get("memory", 0)), gpus)

@@ -117,6 +117,8 @@ class JobReaper:
         tasks = {owner: self.states.task(owner) for _, mine in live for _, owner in mine.jobs}
         moment = time.time() if now is None else now
         found = [(backend, sort(mine, tasks, moment, self.grace, self.seen)) for backend, mine in live]
+        if not live and not summary.problems:
+            summary.problems.append(f"none of {', '.join(self.backends)} can be looked at")
         self.seen = {uid: since for _, findings in found for uid, since in findings.seen.items()}
         for backend, findings in found:
             self._act(backend, findings, summary)
