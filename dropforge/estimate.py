@@ -379,8 +379,22 @@ def unknown_memory(recipe: Recipe, figures: Estimate) -> str | None:
 def check_memory(recipe: Recipe, figures: Estimate) -> None:
     """Refuse a recipe whose ranks cannot fit, before a job is killed for it.
 
+    With `compute.min_nodes` those of the smallest gang have to fit as well: they may share the model among fewer.
+
     :raises RecipeError: only if the estimate is known and clearly too large.
     """
+    _check_memory(recipe, figures)
+    least = recipe.compute.min_nodes
+    if least is not None:
+        fewer = recipe.model_copy(update={"compute": recipe.compute.model_copy(update={"nodes": least})})
+        try:
+            _check_memory(fewer, estimate(fewer))
+        except RecipeError as error:
+            mend = f"Raise it, or: {error.mend}"
+            raise RecipeError("recipe key `compute.min_nodes`", f"with {least}, {error.cause}", mend) from None
+
+
+def _check_memory(recipe: Recipe, figures: Estimate) -> None:
     check_shared_memory(recipe, figures.checkpoint_bytes)
     compute, ranks = recipe.compute, recipe.compute.processes_per_node
     if figures.host is not None and figures.host * ranks * 4 // 5 > compute.memory_gb * 1e9:

@@ -60,9 +60,12 @@ class Gang:
         return max(0.0, (now if self.ended is None else self.ended) - self.started)
 
 
-def rates_of(compute: Compute, task: str) -> Rates:
-    """What the pods of a task's job hold, as `dropforge.job` asks for them."""
-    nodes = compute.nodes if task == "train" else 1
+def rates_of(compute: Compute, task: str, nodes: int | None = None) -> Rates:
+    """What the pods of a task's job hold, as `dropforge.job` asks for them.
+
+    :param nodes: of a training that has not all of its nodes.
+    """
+    nodes = nodes or (compute.nodes if task == "train" else 1)
     if task == "tokenise":
         return Rates(0, ahead(compute)[0])
     return Rates(nodes * compute.gpus, nodes * compute.cpus)

@@ -307,6 +307,9 @@ class Compute(Section):
     `gpu_memory_gb`, `processes_per_node`, `cpus` and `memory_gb` where the recipe does not, and which nodes fit."""
     nodes: int = Field(default=1, ge=1, le=10_000)
     """Number of pods, each a node of the job."""
+    min_nodes: int | None = Field(default=None, ge=1, le=10_000)
+    """With how few pods the training may run: if some have no node within `queue_timeout_minutes`, it starts with
+    those that have one, on the same rows for each step; the next attempt asks for all again. Null waits for all."""
     processes_per_node: int = Field(default=1, ge=1, le=64)
     """Ranks per pod."""
     cpus: float = Field(default=1, gt=0, le=4096)

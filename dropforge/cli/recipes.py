@@ -296,7 +296,7 @@ def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast, rows_of_data:
         ),
         (
             "pods",
-            f"{compute.nodes} with {compute.cpus:g} CPU cores, {compute.memory_gb:g} GB, "
+            f"{compute.nodes}{f' (or {compute.min_nodes})' if compute.min_nodes else ''} with {compute.cpus:g} CPU cores, {compute.memory_gb:g} GB, "
             f"{counted(compute.gpus, 'GPU')}",
         ),
         *([("this machine", _room_here(compute))] if compute.backend == "local" else []),
@@ -337,6 +337,7 @@ def given_to_pods(compute: Compute) -> str:
     if compute.backend == "local":
         return ""
     parts = {
+        "kind": None if compute.kind == "auto" else compute.kind,
         "namespace": compute.namespace,
         "account": compute.service_account,
         "user": "the image's" if compute.run_as is None else str(compute.run_as),

@@ -44,6 +44,8 @@ def check_pods(compute: Compute) -> None:
             "the local backend runs processes of this machine, of one kind",
             "Remove it, or use `backend: kubernetes`",
         )
+    if compute.min_nodes is not None:
+        _check_min_nodes(compute, compute.min_nodes)
     if compute.kind == "TrainJob" and compute.priority_class is not None:
         raise RecipeError(
             "recipe key `compute.priority_class`",
@@ -62,3 +64,21 @@ def check_pods(compute: Compute) -> None:
             f"{compute.shared_memory_gb:g} GB of the pod's {compute.memory_gb:g} GB leave no memory for the training",
             "Make it smaller, or `compute.memory_gb` larger: one contains the other",
         )
+
+
+def _check_min_nodes(compute: Compute, least: int) -> None:
+    key = "recipe key `compute.min_nodes`"
+    if least >= compute.nodes:
+        raise RecipeError(
+            key, f"{least} is no fewer than `compute.nodes`, {compute.nodes}", "Make it smaller, or remove it"
+        )
+    if compute.queue_timeout_minutes is None:
+        raise RecipeError(
+            key, "it does not say how long to wait for the other pods' nodes", "Set `compute.queue_timeout_minutes`"
+        )
+    if compute.queue is not None:
+        raise RecipeError(
+            key, "Kueue lets all pods of a job start together, or none", "Remove it, or remove `compute.queue`"
+        )
+    if compute.kind == "Job":
+        raise RecipeError(key, "a plain Job has one size", "Remove it, or set `compute.kind` to TrainJob or PyTorchJob")

@@ -34,6 +34,7 @@ NOT_ITS_OWN: Final = (
     "compute.image",
     "compute.namespace",
     "compute.kind",
+    "compute.min_nodes",
     "compute.service_account",
     "compute.backend",
     "compute.instance",

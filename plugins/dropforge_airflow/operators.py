@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 from kubeflow_training.exceptions import JobFailedForGood
+from kubeflow_training.gangs.memory import Memory
 from kubeflow_training.jobs.observation import Phase, Reason
 from kubeflow_training.links import MLFLOW_LINK_KEY, MlflowRunLink
 from kubeflow_training.operators import PyTorchJobOperator
@@ -148,10 +149,10 @@ class MeteredJobOperator(PyTorchJobOperator):
 
     def _publish(self, context: Context, manifest: Mapping[str, Any], job: Identity) -> None:
         super()._publish(context, manifest, job)
-        self._meter.began(whereabouts(job))
+        self._meter.began(whereabouts(job), Memory(context).size(job))
 
     def _limits(self, context: Context, job: Identity) -> Limits:
-        self.queue_timeout = self._meter.queue_timeout
+        self.queue_timeout, self.min_nodes = self._meter.queue_timeout, self._meter.min_nodes
         found, left = super()._limits(context, job), self._meter.left(job.uid)
         if left is None:
             return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,12 @@ import yaml
 from kubernetes import client
 
 from dropforge import tracking
+from dropforge.cli.gangs import Gangs, places
 from dropforge.cli.job_manifests import runtime_of
 from dropforge.client.drops import wait_for_run
 from dropforge.install.rights import ENFORCED
 from tests.cluster.conftest import Namespace, opened, secret, where_python_is
-from tests.e2e.harness import Stack, typed
+from tests.e2e.harness import Stack
 from tests.kubeflow_training.rights import ACCOUNT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -43,9 +43,13 @@ def restricted(
         keys = secret(stack.folder, made.name)
         keys["stringData"] |= where_python_is()
         made.core.create_namespaced_secret(made.name, keys)
-        (presets / "trainer.yaml").write_text(
-            yaml.safe_dump({"extends": "cluster", "compute": {"namespace": made.name, "kind": "auto"}})
-        )
+        compute: dict[str, Any] = {"namespace": made.name, "kind": "auto"}
+        (presets / "trainer.yaml").write_text(yaml.safe_dump({"extends": "cluster", "compute": compute}))
+        # The machine has room for one of these pods.
+        compute |= {"cpus": 0.6 * int(machine_node.status.allocatable["cpu"]), "min_nodes": 1}
+        compute["queue_timeout_minutes"] = 1
+        few = {"extends": "cluster", "train": {"max_steps": 10}, "compute": compute}
+        (presets / "few.yaml").write_text(yaml.safe_dump(few))
         yield made
 
 
@@ -57,8 +61,9 @@ def test_a_drop_becomes_a_registered_model_by_train_jobs_although_a_pod_is_lost(
     stack.see_checkpoint(run)
     gang = restricted.running()
     assert [name.split("-node-0-")[1][0] for name in gang] == ["0", "1"]
-    told = typed(stack, "top", "by-train-job", "--json")
-    assert [rank["pod"] for rank in json.loads(told.stdout)["ranks"]] == gang, told.stderr
+    seen = Gangs(places("kubernetes"), restricted.name, run).newest()
+    assert seen is not None
+    assert sorted(pod["metadata"]["name"] for pod in seen.snapshot.pods) == gang
     restricted.kill(gang[1])
 
     assert stack.end(run) == "success", stack.log(run, "train")
@@ -70,3 +75,16 @@ def test_a_drop_becomes_a_registered_model_by_train_jobs_although_a_pod_is_lost(
     jobs = restricted.custom.list_namespaced_custom_object(*_TRAINER, restricted.name, "trainjobs")["items"]
     assert {job["metadata"]["labels"]["dropforge/purpose"] for job in jobs} == {"train", "evaluate"}
     assert not restricted.running()
+
+
+def test_a_training_whose_nodes_do_not_come_starts_with_those_that_are_there(
+    stack: Stack, restricted: Namespace, sample: dict[str, Path]
+) -> None:
+    run = wait_for_run(stack.connection, stack.drop("few", "one", sample, "extends: few\n"))
+    assert stack.end(run) == "success", stack.log(run, "train")
+    log = stack.log(run, "train")
+    assert "attempt 2 starts with 1 nodes" in log
+    (tracked,) = stack.tracked(run)
+    assert tracked.data.tags[tracking.TAG_ATTEMPT] == "1"  # the first had no pod that ran
+    jobs = restricted.custom.list_namespaced_custom_object(*_TRAINER, restricted.name, "trainjobs")["items"]
+    assert [job["spec"]["trainer"]["numNodes"] for job in jobs if "-g2" in job["metadata"]["name"]] == [1]

@@ -430,6 +430,8 @@ def test_the_recipe_of_a_first_drop_is_checked_as_the_run_will_read_it(tmp_path:
         ("compute.ephemeral_storage_gb", "compute: {ephemeral_storage_gb: 900}"),
         ("compute.shared_memory_gb", "compute: {shared_memory_gb: 1}"),
         ("compute.queue_timeout_minutes", "compute: {queue_timeout_minutes: null}"),
+        ("compute.kind", "compute: {kind: Job}"),
+        ("compute.min_nodes", "compute: {min_nodes: 1}"),
         ("curation.engine", "curation: {engine: embedded}"),
         ("curation.spark", "curation: {spark: {driver_memory: 900g}}"),
         ("curation.workers", "curation: {workers: 500}"),

@@ -85,6 +85,26 @@ def test_a_job_waits_for_its_first_pod_as_long_as_the_recipe_says(yard: Yard) ->
         assert limits.queue_until == last
 
 
+def test_a_gang_with_fewer_nodes_uses_less_of_what_a_run_may(yard: Yard) -> None:
+    few = {"nodes": 4, "min_nodes": 1, "queue_timeout_minutes": 5}
+    opened(yard, compute=few, gpu_hours=4)
+    found = Meter.of(MANIFEST)
+    assert (found.min_nodes, found.left(None)) == (1, pytest.approx(1800))
+    found.began(job(1), nodes=2)
+    assert found.left("uid-1") == pytest.approx(3600)
+    found.ended(job(1), ended(0.5))
+    assert found.left(None) == pytest.approx(900)
+    (kept,) = gangs.kept(yard.store, RUN)
+    assert kept.gpus == 4
+    limits = MeteredJobOperator(task_id="train", manifest=MANIFEST)._limits(
+        cast(Any, {"ti": SimpleNamespace(try_number=1), "task_state_store": {}}),
+        Identity("train", "default", "train", "f", "o", "g", "t", created=time.time()),
+    )
+    assert (limits.min_nodes, limits.place_seconds) == (1, 300)
+    other = {"metadata": {**MANIFEST["metadata"], "labels": {**LABELS, "dropforge/purpose": "evaluate"}}}
+    assert Meter.of(other).min_nodes is None
+
+
 def test_a_limit_that_a_pod_took_away_ends_the_job(yard: Yard) -> None:
     opened(yard, gpu_hours=3)
     digest = RunSpec.read(yard.store, layout.run_key(RUN)).digest

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from dropforge import aside, costs, gangs, layout
-from dropforge.costs import Hours, Tariff
+from dropforge.costs import Hours, Rates, Tariff
 from dropforge.gangs import Gang
 from dropforge.job import RUN_DIGEST, RUN_FOLDER, queue_timeout
 from dropforge.recipes.load import build_recipe
@@ -53,14 +53,18 @@ class Meter:
         )
         return cls(store, read_spec(store, opened), labels["dropforge/purpose"])
 
-    def began(self, job: Mapping[str, Any]) -> None:
-        """A gang is there, new or found again; those before it have ended, if nobody has told it yet."""
+    def began(self, job: Mapping[str, Any], nodes: int | None = None) -> None:
+        """A gang is there, new or found again; those before it have ended, if nobody has told it yet.
+
+        :param nodes: how many it has, if not all of the recipe's.
+        """
         now, known = time.time(), gangs.kept(self._store, self._run)
         before = [gang for gang in known if gang.task == self._task and gang.uid != job["uid"]]
         for gang in gangs.closed(before, now, {}):
             gangs.keep(self._store, self._run, gang)
         if all(gang.uid != job["uid"] for gang in known):
-            gangs.keep(self._store, self._run, self._gang(job))
+            rates = gangs.rates_of(self._compute, self._task, nodes)
+            gangs.keep(self._store, self._run, self._gang(job, rates))
 
     def ended(self, job: Mapping[str, Any], seen: Observation | None) -> None:
         """The gang's end was seen, or is made now."""
@@ -71,7 +75,8 @@ class Meter:
         known = next((gang for gang in gangs.kept(self._store, self._run) if gang.uid == job["uid"]), None)
         if known is not None and known.ended is not None:
             return
-        found = self._gang(job, started, finished)
+        rates = self._rates if known is None else Rates(known.gpus, known.cores)
+        found = self._gang(job, rates, started, finished)
         if seen is not None and seen.phase is not Phase.SUCCEEDED:
             found = replace(found, reason=str(seen.reason or ""))
         if seen is not None and seen.phase is Phase.FAILED:
@@ -86,14 +91,21 @@ class Meter:
         """How long the job may wait for its first pod; None for ever."""
         return queue_timeout(self._compute)
 
+    @property
+    def min_nodes(self) -> int | None:
+        """With how few nodes the training may run; None for all of them alone."""
+        return self._compute.min_nodes if self._task == "train" else None
+
     def failed(self) -> list[Gang]:
         """The run's trainings that failed so far."""
         return gangs.failed(gangs.kept(self._store, self._run), "train")
 
     def left(self, uid: str | None) -> float | None:
         """Seconds that a gang may run, of all that the recipe lets the run use; None without a limit."""
-        found = gangs.used(gangs.kept(self._store, self._run), time.time(), self._tariff, but=uid)
-        return costs.seconds_left(found, self._rates, self._compute.limits, self._tariff)
+        known = gangs.kept(self._store, self._run)
+        rates = next((Rates(gang.gpus, gang.cores) for gang in known if gang.uid == uid), self._rates)
+        found = gangs.used(known, time.time(), self._tariff, but=uid)
+        return costs.seconds_left(found, rates, self._compute.limits, self._tariff)
 
     def used_up(self) -> str | None:
         """What to tell of a run that has used what it may; None of one that has not."""
@@ -127,14 +139,16 @@ class Meter:
             return None
         return 0 if found is None else found.step
 
-    def _gang(self, job: Mapping[str, Any], started: float | None = None, ended: float | None = None) -> Gang:
+    def _gang(
+        self, job: Mapping[str, Any], rates: Rates, started: float | None = None, ended: float | None = None
+    ) -> Gang:
         return Gang(
             task=self._task,
             job=str(job["name"]),
             uid=str(job["uid"]),
             number=int(job.get("gang") or 1),
-            gpus=self._rates.gpus,
-            cores=self._rates.cores,
+            gpus=rates.gpus,
+            cores=rates.cores,
             created=job.get("created"),
             started=started,
             ended=ended,

@@ -176,6 +176,10 @@ def test_another_instance_brings_its_own_sizes_and_what_is_said_above_it_stays()
         ("memory_gb: 4, shared_memory_gb: 4", r"`compute.shared_memory_gb`: 4 GB of the pod's 4 GB"),
         ("ephemeral_storage_gb: .inf", r"`compute.ephemeral_storage_gb`"),
         ("queue_timeout_minutes: 0", r"`compute.queue_timeout_minutes`"),
+        ("nodes: 2, min_nodes: 2, queue_timeout_minutes: 5", r"`compute.min_nodes`: 2 is no fewer than"),
+        ("nodes: 2, min_nodes: 1", r"`compute.min_nodes`: .*Set `compute.queue_timeout_minutes`"),
+        ("nodes: 2, min_nodes: 1, queue_timeout_minutes: 5, queue: a", r"`compute.min_nodes`: Kueue"),
+        ("nodes: 2, min_nodes: 1, queue_timeout_minutes: 5, kind: Job", r"`compute.min_nodes`: a plain Job"),
         ("node_selector: {zone: 'a/b'}", r"`compute.node_selector.zone"),
     ],
 )  # fmt: skip
