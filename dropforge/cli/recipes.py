@@ -296,7 +296,8 @@ def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast, rows_of_data:
         ),
         (
             "pods",
-            f"{compute.nodes}{f' (or {compute.min_nodes})' if compute.min_nodes else ''} with {compute.cpus:g} CPU cores, {compute.memory_gb:g} GB, "
+            f"{compute.nodes}{f' (or {compute.min_nodes})' if compute.min_nodes else ''} with "
+            f"{compute.cpus:g} CPU cores, {compute.memory_gb:g} GB, "
             f"{counted(compute.gpus, 'GPU')}",
         ),
         *([("this machine", _room_here(compute))] if compute.backend == "local" else []),
