@@ -1,28 +1,38 @@
-"""`dropforge install`: the order of an installation, and what it needs around it, to read and to apply."""
+"""`dropforge install`: an installation's manifests and steps, and what it needs around it, to read and to apply."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import boto3
 import typer
 import yaml
 
+from dropforge.cli import manifests
 from dropforge.errors import DropforgeError
-from dropforge.images import LOCK, addresses
+from dropforge.images import LOCK, addresses, pinned
 from dropforge.install.aws import Account, template
 from dropforge.install.cloudformation import Identity
 from dropforge.install.logs import Logs, logs_template
 from dropforge.install.notifying import merged
 from dropforge.install.plan import text
-from dropforge.install.steps import PLACES, SIZES
+from dropforge.install.steps import PLACES, SIZES, Size
+from dropforge.placement.queues import render
+from dropforge.placement.teams import FILE, Teams
+from dropforge.placement.teams_file import parse_teams, read_teams
 from dropforge.source_root import source_root
 from dropforge.terminal import Console, Text
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+
+#: Kinds of `dropforge manifests` that a size decides alone, in an order in which they can be applied; last those that
+#: hold objects of a chart. A laptop has the first three.
+BY_SIZE: Final = ("namespaces", "rights", "job-triggerer", "network-policies", "watching", "runtime")
+#: All others: Secrets with new values, and what takes options of its own.
+OTHERS: Final = ("keys", "grafana-login", "storage-classes", "claims", "node-pools", "image-policy")
 
 _PLAN = "The order (--plan)"
 _AWS = "The template (--aws)"
@@ -34,7 +44,14 @@ def install(  # one option per name that an account may choose
         bool,
         typer.Option("--plan", help="Print the steps in their order: why, with which commands, how to check."),
     ] = False,
-    size: Annotated[str, typer.Option(help="laptop (not on eks), team or production.", rich_help_panel=_PLAN)] = "team",
+    size: Annotated[
+        str | None,
+        typer.Option(
+            help="laptop (not on eks), team or production. Without --plan it prints the manifests of what is in no "
+            "chart, for `| kubectl apply -f -`.",
+            show_default="team, with --plan",
+        ),
+    ] = None,
     on: Annotated[str, typer.Option(help="eks, nebius or any.", rich_help_panel=_PLAN)] = "any",
     aws: Annotated[
         bool, typer.Option("--aws", help="Print a CloudFormation template: bucket, queues, a role per component.")
@@ -63,9 +80,7 @@ def install(  # one option per name that an account may choose
     ] = Account.airflow,
     namespace: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Namespace of trainings; may be repeated with --aws.", show_default="training", rich_help_panel=_AWS
-        ),
+        typer.Option(help="Namespace of trainings; may be repeated without --plan.", show_default="training"),
     ] = None,
     existing_bucket: Annotated[
         bool,
@@ -86,15 +101,20 @@ def install(  # one option per name that an account may choose
     ] = "",
     apply: Annotated[bool, typer.Option("--apply", help="Set the notification.", rich_help_panel=_NOTE)] = False,
 ) -> None:
-    """Print the steps of an installation, or what an AWS account needs; or let a bucket notify the queue.
+    """Print an installation's manifests, its steps, or what an AWS account needs; or let a bucket notify the queue.
 
     Apply the template with `aws cloudformation deploy --template-file FILE --capabilities CAPABILITY_IAM`.
     """
-    if [plan, aws, notify is not None].count(True) != 1:
-        raise DropforgeError("`dropforge install`", "it needs one order", "Give --plan, --aws or --notify QUEUE_ARN")
+    orders = [plan, aws, notify is not None].count(True)
+    if orders > 1 or (orders == 0 and size is None):
+        mend = "Give --size, --plan, --aws or --notify QUEUE_ARN"
+        raise DropforgeError("`dropforge install`", "it needs one order", mend)
     if plan:
         known = {"BUCKET": bucket, "CLUSTER": cluster, "TRAINING": _only(namespace), "LOGS_BUCKET": logs_bucket}
-        typer.echo(_plan(size, on, known), nl=False)
+        typer.echo(_plan(_size(size or "team"), on, known), nl=False)
+        return
+    if size is not None and orders == 0:
+        _manifests(_size(size), namespace or ["training"])
         return
     if logs_bucket and (bucket or notify is not None):
         raise DropforgeError("option --logs-bucket", "it is a template of its own", "Leave --bucket and --notify out")
@@ -140,21 +160,67 @@ def _only(namespaces: list[str] | None) -> str:
     return first
 
 
-def _plan(size: str, on: str, known: dict[str, str]) -> str:
+def _size(size: str) -> Size:
+    """:raises DropforgeError: if there is no such size."""
     wanted = next((one for one in SIZES if one == size), None)
+    if wanted is None:
+        raise DropforgeError(f"size {size!r}", "there is none such", f"Give {', '.join(SIZES)}")
+    return wanted
+
+
+def _manifests(size: Size, training: list[str]) -> None:
+    """Print what is in no chart: the kinds of `BY_SIZE`, and the queues where there are some."""
+    large = size != "laptop"
+    queues = f"---\n{yaml.safe_dump_all(render(_teams(training)), sort_keys=False, width=120)}" if large else ""
+    kinds = list(BY_SIZE if large else BY_SIZE[:3])
+    # Ports of S3 and of Kubernetes' API, as in the plan.
+    manifests.manifests(kinds, namespace=training, size=size, image=_airflow_image(), port=[443, 6443])
+    typer.echo(queues, nl=False)
+    told = Console(stderr=True, soft_wrap=True)
+    told.print(Text(f"`dropforge manifests` prints what is not among them: {', '.join(OTHERS)}."))
+
+
+def _images() -> dict[str, str]:
+    """Each service's image, as `images push` wrote it in this folder; empty if it did not."""
+    lock = Path(LOCK)
+    return addresses(lock.read_text() if lock.exists() else "")
+
+
+def _airflow_image() -> str:
+    """:raises DropforgeError: if `images push` wrote none in this folder."""
+    address = _images().get("airflow")
+    if address is None:
+        mend = "Give `dropforge images push --registry REGISTRY` first, or come to the folder where it was given"
+        raise DropforgeError(LOCK, "it names no image of Airflow", mend)
+    return pinned(address)
+
+
+def _teams(training: list[str]) -> Teams:
+    """Those of `teams.yaml`, or the one team that the plan begins with.
+
+    :raises DropforgeError: where neither is to be had.
+    """
+    if Path(FILE).exists():
+        return read_teams(Path(FILE))
+    example = source_root() / "helm-values" / "one-team.yaml"
+    (namespace, *others) = training
+    if others or not example.is_file():
+        cause = "it is missing, and helm-values/one-team.yaml of a clone is for one namespace alone"
+        raise DropforgeError(FILE, cause, "Write it: docs/how-to/team-queues.md says how")
+    return parse_teams(example.read_text().replace("namespace: training\n", f"namespace: {namespace}\n"))
+
+
+def _plan(size: Size, on: str, known: dict[str, str]) -> str:
     where = next((one for one in PLACES if one == on), None)
-    if wanted is None or where is None:
-        thing = f"size {size!r}" if wanted is None else f"place {on!r}"
-        choices = ", ".join(SIZES if wanted is None else PLACES)
-        raise DropforgeError(thing, "no plan is for such", f"Give {choices}")
+    if where is None:
+        raise DropforgeError(f"place {on!r}", "no plan is for such", f"Give {', '.join(PLACES)}")
     root = source_root()
     if not (root / "helm-values").is_dir():
         raise DropforgeError("option --plan", "its commands use files of a clone", "Run it in a clone of Dropforge")
     files = {str(path.relative_to(root)) for path in (root / "helm-values").rglob("*.yaml")}
-    lock = Path(LOCK)
-    for name, address in addresses(lock.read_text() if lock.exists() else "").items():
+    for name, address in _images().items():
         known[f"{name.upper()}_IMAGE"] = address
-    return text(wanted, where, files, known)
+    return text(size, where, files, known)
 
 
 def _notify(bucket: str, queue_arn: str, apply: bool) -> None:

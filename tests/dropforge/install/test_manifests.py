@@ -10,6 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from dropforge.cli import manifests
 from dropforge.cli.app import app
 from dropforge.errors import DropforgeError
 from dropforge.install.access import COMPONENTS
@@ -20,6 +21,7 @@ from dropforge.install.triggerer import job_triggerer
 from dropforge.placement.catalogue import read
 from dropforge.placement.pods import placed
 from dropforge.volumes import Volume
+from tests.cluster.test_install import WORDS
 from tests.dropforge.install.test_values import ROOT, merged
 
 INSTANCES = read({})
@@ -30,6 +32,12 @@ def made(*words: str) -> list[dict[str, Any]]:
     done = CliRunner().invoke(app, ["manifests", *words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.parametrize("name", sorted(manifests._KINDS))
+def test_each_kind_is_among_those_that_an_api_server_is_shown(name: str) -> None:
+    assert WORDS.keys() <= manifests._KINDS.keys()
+    assert all(one["apiVersion"] and one["metadata"]["name"] for one in made(name, *WORDS[name]))
 
 
 def test_airflow_starts_jobs_where_trainings_are_and_nothing_else() -> None:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from dropforge.cli import install, manifests
 from dropforge.cli.app import app
 from dropforge.errors import DropforgeError
 from dropforge.install.plan import chosen, commands, text
@@ -225,10 +226,73 @@ def test_our_commands_in_it_do_what_it_says(tmp_path: Path, monkeypatch: pytest.
     ]
     assert len(ours) > 8
     for line in ours:
-        words = [re.sub(r"\$([A-Z_]+)", lambda found: known[found[1]], word) for word in shlex.split(line)]
-        end = next((index for index, word in enumerate(words) if word in ("|", ">")), len(words))
-        told = run(*words[1:end])
+        told = run(*expanded(line, known))
         assert "kind:" in told or "Resources:" in told, line
+
+
+def parsed(*words: str) -> list[Any]:
+    return list(yaml.load_all(run(*words), Loader=yaml.CSafeLoader))
+
+
+def expanded(line: str, known: dict[str, str]) -> list[str]:
+    """The words of a command of ours, up to where the shell takes what it prints."""
+    words = [re.sub(r"\$([A-Z_]+)", lambda found: known[found[1]], word) for word in shlex.split(line)]
+    return words[1 : next((index for index, word in enumerate(words) if word in ("|", ">")), len(words))]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_size_alone_prints_what_the_plan_applies_and_no_secret(
+    size: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    image = f"r.example/a@sha256:{'a' * 64}"
+    Path("images.lock").write_text(json.dumps({"airflow": image}))
+    printed = parsed("install", "--size", size, "--namespace", "team-a")
+    known = {"SIZE": size, "TRAINING": "team-a", "AIRFLOW_IMAGE": image}
+    wanted: list[Any] = []
+    for step in chosen(size, "any"):
+        for line in step.before:
+            if line.startswith("dropforge manifests") and line.endswith("| kubectl apply -f -"):
+                wanted += parsed(*expanded(line, known))
+    queues = (ROOT / "helm-values/one-team.yaml").read_text().replace("namespace: training\n", "namespace: team-a\n")
+    Path("teams.yaml").write_text(queues)
+    if size != "laptop":
+        wanted += parsed("queues", "render", "teams.yaml")
+
+    def named(found: list[Any]) -> dict[tuple[str, ...], Any]:
+        return {(one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"]): one for one in found}
+
+    assert named(printed) == named(wanted)
+    assert len(printed) == len(named(printed)), "twice"
+    assert "Secret" not in {one["kind"] for one in printed}
+    # Teams of one's own are taken in the place of the one, and may have several namespaces.
+    Path("teams.yaml").write_text(queues.replace("  training:\n", "  ours:\n"))
+    again = named(parsed("install", "--size", size, "--namespace", "team-a", "--namespace", "b"))
+    assert (("LocalQueue", "team-a", "ours") in again) == (size != "laptop")
+    assert ("Namespace", "", "b") in again
+
+
+def test_what_a_size_alone_does_not_print_is_told() -> None:
+    assert sorted((*install.BY_SIZE, *install.OTHERS)) == sorted(manifests._KINDS)
+
+
+@pytest.mark.parametrize(
+    ("lock", "words", "told"),
+    [
+        ({}, [], "images.lock: it names no image of Airflow"),
+        ({"airflow": "r.example/a:1"}, [], "names no image by its digest"),
+        ({"airflow": f"r.example/a@sha256:{'a' * 64}"}, ["--namespace", "a", "--namespace", "b"], "teams.yaml"),
+    ],
+)
+def test_a_size_alone_prints_nothing_where_something_is_missing(
+    lock: dict[str, str], words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("images.lock").write_text(json.dumps(lock))
+    done = CliRunner().invoke(app, ["install", "--size", "team", *words])
+    assert isinstance(done.exception, DropforgeError)
+    assert told in str(done.exception)
+    assert done.stdout == ""
 
 
 def test_steps_come_after_what_they_need() -> None:
@@ -291,6 +355,7 @@ def test_images_of_the_lock_and_what_was_asked_stand_in_it(tmp_path: Path, monke
         (["--plan", "--namespace", "a", "--namespace", "b"], "a plan is for one namespace"),
         (["--plan", "--aws"], "it needs one order"),
         ([], "it needs one order"),
+        (["--size", "huge"], "size 'huge'"),
     ],
 )
 def test_what_there_is_no_plan_for_is_said(words: list[str], told: str) -> None:
