@@ -1,7 +1,7 @@
 """Bounds on what Airflow's API server is sent: FastAPI keeps a body whole in memory before it asks who sends it.
 
-The plugin puts them in front of the API of the embedded stack, that of `http_bounds` for heads too, since it is loaded
-before uvicorn begins; another Airflow has a proxy for that.
+The plugin puts them in front of the API of the embedded stack and of docker-compose.yaml, that of `http_bounds` for
+heads too, since it is loaded before uvicorn begins; another Airflow has a proxy for that.
 """
 
 from __future__ import annotations

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
+from dropforge_airflow import body_limit
 from mlflow.server.security_utils import is_allowed_host_header, should_block_cors_request
 
 from dropforge.run_limits import run_limits
+from dropforge.stack.services import _API_BODY
 from tests.compose.server import ENV_SCRIPT, make_env
 from tests.images.dockerfile import REPOSITORY, VERSION
 
@@ -55,6 +57,11 @@ def test_a_drop_may_not_ask_for_any_amount_by_default() -> None:
     assert {"nodes", "retries", "minutes", "bytes"} <= {
         name for name, value in vars(found).items() if value is not None
     }
+
+
+def test_who_has_no_login_cannot_fill_the_memory_of_airflow_s_api_server() -> None:
+    """A body is kept whole before anybody is asked for a login, and no proxy stands before this port."""
+    assert SERVICES["airflow-api"]["environment"][body_limit.VARIABLE] == str(_API_BODY)
 
 
 def test_another_s3_is_named_by_env() -> None:
