@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -46,7 +47,7 @@ from curation.written import Progress, balance, check_digest, exact, find, keys,
 from dropforge import dataset, layout
 from dropforge.dataset import SPLITS, Manifest, Shard, Step
 from dropforge.drop import Drop, DropFile
-from dropforge.errors import DropforgeError
+from dropforge.errors import DropforgeError, file_error
 from dropforge.recipe import Recipe
 from dropforge.store import Store
 
@@ -104,6 +105,8 @@ def curate(
         return _curate(store, drop, recipe, workdir, tell, limits, running, sample, say or _unsaid)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            if error.filename is not None and not Path(os.fsdecode(error.filename)).is_relative_to(workdir):
+                raise file_error(error) from error  # as of the folder that the version goes to
             raise DropforgeError(
                 f"work folder {workdir}", "the disk is full", "Free space, or choose another folder"
             ) from error

@@ -120,13 +120,13 @@ def login(engine: Engine, host: str) -> list[str]:
     return [engine, "login", "--username", "AWS", "--password-stdin", host]
 
 
-def addresses(lock: str) -> dict[str, str]:
-    """Each service's image by its digest, of the lock file's text. :raises DropforgeError: if it is none of ours."""
+def addresses(lock: bytes | str) -> dict[str, str]:
+    """Each service's image by its digest, of the lock file's content. :raises DropforgeError: if it is none of ours."""
     try:
         there = json.loads(lock) if lock.strip() else {}
         if not isinstance(there, dict):
             raise TypeError
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise DropforgeError(LOCK, "it cannot be read", "Remove it, and push again") from error
     return there
 
@@ -147,7 +147,7 @@ def pinned(address: object) -> str:
     return address
 
 
-def locked(before: str, found: Mapping[str, str]) -> str:
+def locked(before: bytes | str, found: Mapping[str, str]) -> str:
     """Text of the lock file: each service's image by its digest, for recipes and values.
 
     :param before: the file as it is, or nothing. :param found: addresses of this time.

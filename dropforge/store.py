@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from dropforge.errors import DataError, DropforgeError
 from dropforge.memory_file import MemoryFile
+from dropforge.whole_file import naming
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -530,7 +531,7 @@ class FolderStore:
 
     def upload(self, path: Path, key: str) -> None:
         target = self._path(key)
-        with path.open("rb") as stream:
+        with path.open("rb") as stream, naming(target):
             _save(stream, target)
 
     def download(self, key: str, path: Path, etag: str | None = None) -> None:
@@ -637,7 +638,7 @@ def _temporary(path: Path, data: bytes | memoryview) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with naming(path), os.fdopen(handle, "wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())

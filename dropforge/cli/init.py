@@ -15,6 +15,7 @@ from dropforge.recipes import load_recipe, presets
 from dropforge.recipes.load import help_of_key
 from dropforge.recipes.rules import PLACEHOLDER
 from dropforge.terminal import Console, Text
+from dropforge.whole_file import write_new
 
 #: What people change first, by section; those that the preset leaves open are left out.
 KEYS: Final = {
@@ -59,8 +60,7 @@ def init(
     """Write a recipe with what is changed most often as comments, each with its meaning and the preset's value."""
     text = recipe_text(preset, base, path.name)
     try:
-        with path.open("x", encoding="utf-8") as stream:
-            stream.write(text)
+        write_new(path, text.encode())
     except FileExistsError:
         raise DropforgeError(f"file {path}", "it is there already", "Name another one: `dropforge init FILE`") from None
     console = Console(soft_wrap=True, highlight=False)

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import random
+import shutil
 import signal
 import threading
 from collections import Counter
@@ -425,6 +426,20 @@ def test_full_disk(make: Make, texts: Texts, monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(written, "write_ledger", full)
     with pytest.raises(DropforgeError, match="disk is full"):
+        make({"a.jsonl": join(texts(50))})
+
+
+def test_a_full_disk_is_told_by_the_folder_that_is_on_it(
+    make: Make, store: FolderStore, texts: Texts, monkeypatch: Patch
+) -> None:
+    """The work folder may be on another disk, and room there would help nobody."""
+
+    def full(_stream: Any, target: Any, _size: int) -> None:
+        target.write(b"x")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(DropforgeError, match=rf"^file {store.uri}/datasets/.*: No space left on device"):
         make({"a.jsonl": join(texts(50))})
 
 

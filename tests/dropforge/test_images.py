@@ -82,7 +82,7 @@ def test_the_digest_is_read_or_missed() -> None:
 def test_the_lock_keeps_what_was_not_pushed_this_time() -> None:
     first = images.locked("", {"trainer": f"r/t@{DIGEST}", "mlflow": "r/m@old"})
     assert json.loads(images.locked(first, {"mlflow": "r/m@new"})) == {"mlflow": "r/m@new", "trainer": f"r/t@{DIGEST}"}
-    for broken in ("[]", "{"):
+    for broken in ("[]", "{", "[" * 100_000, b"\xff{"):
         with pytest.raises(DropforgeError, match=r"images\.lock: it cannot be read"):
             images.locked(broken, {})
 

@@ -194,6 +194,13 @@ def test_a_push_that_fails_leaves_the_lock_as_it_was(notes: Path, monkeypatch: p
     assert (notes / "images.lock").read_text() == '{"mlflow": "before"}'
 
 
+def test_a_torn_lock_is_told_with_the_mend(notes: Path) -> None:
+    (notes / "images.lock").write_bytes(b'{"mlflow": "r\xc3')
+    for words in (["env"], ["push", "mlflow", "--registry", "registry.example"]):
+        told = CliRunner().invoke(app, ["images", *words]).exception
+        assert str(told) == "images.lock: it cannot be read. Remove it, and push again"
+
+
 def test_credentials_that_may_not_are_told(notes: Path, aws: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 
@@ -39,3 +41,17 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert isinstance(done.exception, DropforgeError)
     assert path.read_text() == "mine"
     assert "Presets: " in str(CliRunner().invoke(app, ["init", str(tmp_path / "x"), "--preset", "nope"]).exception)
+
+
+def test_a_full_disk_leaves_no_half_of_a_recipe_that_would_be_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    words = ["init", str(tmp_path / "r.yaml")]
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        assert isinstance(CliRunner().invoke(app, words).exception, OSError)
+    assert not list(tmp_path.iterdir())
+    assert CliRunner().invoke(app, words).exit_code == 0
