@@ -18,7 +18,10 @@ pytestmark = pytest.mark.cluster
 WHOLE = {"get", "list", "watch", "create", "delete"}
 NEEDED: dict[str, dict[tuple[str, str], set[str]]] = {
     "": {("kubeflow.org", "pytorchjobs"): WHOLE, ("", "pods"): {"list", "watch"}, ("", "pods/log"): {"get"}},
-    "train-job": {("trainer.kubeflow.org", "trainjobs"): WHOLE},
+    "train-job": {
+        ("trainer.kubeflow.org", "trainjobs"): WHOLE,
+        ("trainer.kubeflow.org", "trainingruntimes"): {"get"},
+    },
     "spark": {("sparkoperator.k8s.io", "sparkapplications"): WHOLE},
     "indexed-job": {("batch", "jobs"): WHOLE, ("", "services"): {"get", "create", "patch", "delete"}},
     "short-grace": {("", "pods"): {"deletecollection"}},
