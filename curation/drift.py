@@ -107,8 +107,8 @@ def compare(card: Mapping[str, Any], earlier: Earlier | None) -> dict[str, Any] 
 
 def measured(card: Mapping[str, Any], parent: Manifest | None = None) -> dict[str, Any]:
     """What the gate needs of a card, for the manifest: `words` that were kept; `drift`, `retyped` columns, `lost`
-    files, `unknown_keys`, `causes` of faults, and labels that may be `truths`, if any; `labels` and their characters,
-    where a classifier would not hold them.
+    files, `unknown_keys`, `causes` of faults, labels that may be `truths`, and `known_labels` of a family's drops, if
+    any; `labels` and their characters, where a classifier would not hold them.
 
     :param parent: the version that the card's drop is added to, whose words count too.
     :returns: `drift` has `parent`, and `found`: by what the gate judges distance and chance in thousandths; and `rows`,
@@ -125,6 +125,8 @@ def measured(card: Mapping[str, Any], parent: Manifest | None = None) -> dict[st
     truths.update(card["statistics"].get("truths", {}))
     if truths:
         told["truths"] = dict(sorted(truths.items()))
+    if known := card["statistics"].get("known_labels"):
+        told["known_labels"] = known
     many, chars = card["statistics"].get("classes", (0, 0))
     if many > MOST_LABELS or chars > MOST_LABEL_CHARS:
         told["labels"] = [many, chars]

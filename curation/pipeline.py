@@ -292,7 +292,8 @@ def step(
         counted = _stage_counts(reports)
         touched |= {name: count for name, count in counted.items() if not name.startswith((FOUND, "sample_"))}
         sources = {*rules.prefer, *dict(most_rows), *(desk.recipe.data.mix or {})}
-        statistics = measure(tables, names, touched, named=sources)
+        labels = (parent.measured.get("known_labels", {}) if parent else {}) if family else None
+        statistics = measure(tables, names, touched, named=sources, before=labels)
 
     read = records(reports, len(files))
     inputs = tuple(_input(file, rows) for file, rows in zip(files, read, strict=True))

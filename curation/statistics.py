@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -29,6 +30,8 @@ TOP: Final = 12
 ALARM_ROWS: Final = 10
 ALARM_ONE_IN: Final = 100
 _NAME: Final = 200
+#: Labels with which those of later drops are compared; beyond them nobody looks at each.
+_KNOWN: Final = 1_000
 #: Labels that may be one, and such groups.
 TOLD: Final = 5
 _SIDES: Final = {0: "train", 1: "eval"}
@@ -60,6 +63,9 @@ class Statistics:
         numbers from 0.
     :param repeated: phrases that open or end an unusual share of a source's kept rows, as `curation.phrases.repeated`.
     :param classes: labels of kept rows that differ, and the characters of all of them.
+    :param revised: pairs of files, None for those of earlier drops, with how many rows of both ask the same and answer
+        otherwise, where these are half of one file or more.
+    :param known_labels: labels with their rows, those of earlier drops too; empty where there are very many.
     :param unmeasured: labels that only training rows have, the most frequent first.
     :param unmeasured_classes: how many such labels there are.
     """
@@ -96,13 +102,20 @@ class Statistics:
     several: dict[str, int] = field(default_factory=dict)
     merged: list[tuple[str, int, int]] = field(default_factory=list)
     named_twice: dict[str, int] = field(default_factory=dict)
+    revised: list[tuple[str, str | None, int]] = field(default_factory=list)
+    known_labels: dict[str, int] = field(default_factory=dict)
 
 
 def measure(
-    tables: Tables, files: Sequence[str], touched: dict[str, int], top: int = TOP, named: Collection[str] = ()
+    tables: Tables,
+    files: Sequence[str],
+    touched: dict[str, int],
+    top: int = TOP,
+    named: Collection[str] = (),
+    before: Mapping[str, int] | None = None,
 ) -> Statistics:
     """Count. :param files: names by number. :param touched: counters of the kernel. :param named: sources that the
-    recipe names."""
+    recipe names. :param before: labels of earlier drops with their rows, for a version that holds theirs too."""
     totals = {
         "train": dict.fromkeys(("rows", "chars", "words"), 0),
         "eval": dict.fromkeys(("rows", "chars", "words"), 0),
@@ -133,8 +146,9 @@ def measure(
         )
     )
     missing = unset(labels)
+    known = dict(sorted((Counter(labels) + Counter(before or {})).items()))
     names = {f"{name}s": _names(tables, name) for name in ("source", "group")}
-    same = {name: alike(found) for name, found in {"labels": labels, **names}.items()}
+    same = {name: alike(found) for name, found in {"labels": known, **names}.items()}
     classes = tables.one("select count(*), cast(coalesce(sum(length(label)), 0) as bigint) from label_rows")
     spelled = ", ".join(f"'{word}'" for word in sorted(TRUTHS))
     words = dict(
@@ -180,8 +194,8 @@ def measure(
         contested=_contested(tables, files),
         truths=truths_among(words, classes[0] - len(words.keys() | missing.keys())),
         alike=same["labels"][:TOLD],
-        unset=missing,
-        several=made_of_others(labels),
+        unset=unset(known),
+        several=made_of_others(known),
         merged=[
             (files[file], held, rows - held)
             for file, rows, held in tables.all(
@@ -190,12 +204,14 @@ def measure(
                 f' and count(*) >= 2 * count(r."group") order by r.file limit {TOLD}'
             )
         ],
-        named_twice=numbers_and_names(labels),
+        named_twice=numbers_and_names(known),
         shown={label: count for label, count in labels.items() if is_repr(label) or is_json_text(label)},
         alike_names={name: same[name][:TOLD] for name in names},
         more_alike={name: len(found) - TOLD for name, found in same.items() if len(found) > TOLD},
         unset_names={name: lost for name, found in names.items() if (lost := unset(found))},
         misnamed=dict(list(called_alike(named, names["sources"]).items())[:TOLD]),
+        revised=_revised(tables, files),
+        known_labels=known if before is not None and len(known) <= _KNOWN else {},
     )
 
 
@@ -304,6 +320,24 @@ def _contested(tables: Tables, files: Sequence[str]) -> dict[str, Any]:
         for file, position, text, messages, label, ending in found
     ]
     return {"inputs": inputs, "rows": rows, "examples": examples}
+
+
+def _revised(tables: Tables, files: Sequence[str]) -> list[tuple[str, str | None, int]]:
+    """Pairs of files of which one may be a version of the other; see `Statistics.revised`."""
+    pairs = tables.all(
+        "select one, other, count(*) as shared from (select input, min(file) as one, max(file) as other from"
+        f" (select r.input, cast(r.file as bigint) as file from {_KEPT} join contested c on r.input = c.input"
+        " union all select distinct input, cast(-1 as bigint) from earlier where ended = 0) a"
+        " group by input having count(*) = count(distinct file) and min(file) <> max(file)) p"
+        f" group by one, other having count(*) >= {ALARM_ROWS} order by count(*) desc, one, other"
+    )
+    kept = dict(tables.all(f"select r.file, count(*) from {_KEPT} group by r.file")) if pairs else {}
+    found = [
+        (files[other], files[one] if one >= 0 else None, shared)
+        for one, other, shared in pairs
+        if 2 * shared >= min(kept[file] for file in (one, other) if file >= 0)
+    ]
+    return found[:TOLD]
 
 
 def _asked(text: str | None, messages: list[dict[str, str]] | None, label: str | None) -> dict[str, str]:

@@ -24,8 +24,9 @@ def alarms(statistics: Statistics, classes: bool = False, settled: bool = False,
     """
     phrases = first_of([told(*item) for item in statistics.repeated], _PHRASES, "phrases that open or end many rows")
     of_labels = _of_classes(statistics, settled) if classes else _of_unlearned(statistics)
+    of_versions = [] if classes or settled else _of_versions(statistics)
     of_sides = _of_sides(statistics, asked)
-    return [*_of_sources(statistics), *_of_spellings(statistics), *of_labels, *of_sides, *phrases]
+    return [*_of_sources(statistics), *_of_spellings(statistics), *of_labels, *of_versions, *of_sides, *phrases]
 
 
 def _of_sources(statistics: Statistics) -> Iterator[str]:
@@ -58,6 +59,15 @@ def _of_spellings(statistics: Statistics) -> Iterator[str]:
         yield f"labels: several in one, and a class of its own? {_counted(statistics.several)}"
     if statistics.named_twice:
         yield f"labels: are the numbers these names' own? {_counted(statistics.named_twice)}"
+
+
+def _of_versions(statistics: Statistics) -> Iterator[str]:
+    """Lines on files of which one may be a newer version of the other, as with corrected answers."""
+    for file, other, rows in statistics.revised:
+        yield (
+            f"{file}: {rows:,} rows ask what rows of {other or 'earlier drops'} ask, and answer otherwise; where one "
+            "is a newer version of the other, drop that alone, or set `curation.label_conflicts`"
+        )
 
 
 def _of_sides(statistics: Statistics, asked: int) -> Iterator[str]:

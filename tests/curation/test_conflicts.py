@@ -70,6 +70,28 @@ def test_a_classifier_s_rows_of_one_input_and_several_labels_are_told(
     assert (line in json.loads(store.get(made.files["card_json"]))["warnings"]) == told
 
 
+def test_files_and_drops_that_answer_the_same_questions_otherwise_are_told(make: Make, store: FolderStore) -> None:
+    """As an older and a corrected version, or two configurations of a data set, side by side."""
+
+    def told(files: dict[str, list[Any]], prefix: str, **more: Any) -> list[str]:
+        made = make({name: lines(rows)["a.jsonl"] for name, rows in files.items()}, prefix, **more)
+        found = json.loads(store.get(made.files["card_json"]))["warnings"]
+        return [line.partition(", and answer")[0] for line in found if "and answer otherwise" in line]
+
+    fixed = [chat(row["messages"][0]["content"], "Corrected.") for row in CHATS[:20]]
+    assert told({"v1/a.jsonl": CHATS, "v2/a.jsonl": fixed}, "d1") == [
+        "v2/a.jsonl: 20 rows ask what rows of v1/a.jsonl ask"
+    ]
+    assert told({"v1/a.jsonl": CHATS, "v2/a.jsonl": fixed}, "d2", label_conflicts="first") == []
+    assert told({"a.jsonl": CHATS}, "d3", scope="family") == []
+    assert told({"b.jsonl": fixed}, "d4", scope="family") == ["b.jsonl: 20 rows ask what rows of earlier drops ask"]
+    # Few of many rows, and several answers to one question, which parts of one data set have in any order.
+    few = [*fixed[:12], *(chat(f"And {n}?", "Yes.") for n in range(40))]
+    assert told({"a.jsonl": CHATS, "b.jsonl": few}, "d5") == []
+    drawn = [chat(f"What is {n % 20}?", f"Answer {n}.") for n in range(80)]
+    assert told({"a.jsonl": drawn[::2], "b.jsonl": drawn[1::2]}, "d6") == []
+
+
 @pytest.mark.parametrize("scope", ["drop", "family"])
 def test_a_drop_without_a_row_after_settling_fails_with_its_funnel(make: Make, store: FolderStore, scope: str) -> None:
     twice = [chat(f"What is {n} and {n}?", answer) for n in range(20) for answer in ("This.", "That.")]

@@ -618,6 +618,29 @@ def test_drops_of_a_family_agree_on_the_spelling(make: Make, recipe: Callable[..
     assert "labels have one spelling" in broken
 
 
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (["Spam", "Ham"], ["one value, or several? Ham (10 rows), ham (20 rows)"]),
+        ([0, 1], ["are the numbers these names' own? 0 (10 rows), 1 (10 rows), ham (20 rows), spam (20 rows)"]),
+        (["spam", "new"], []),
+    ],
+    ids=["case", "numbers", "same"],
+)
+def test_labels_of_a_family_s_drops_are_compared(
+    make: Make, store: FolderStore, labels: list[Any], told: list[str]
+) -> None:
+    make({"a.jsonl": lines(label=["spam", "ham"] * 20)}, "d1", scope="family", **CLASSES)
+    other = [{"text": f"another text of {n}", "label": labels[n % 2]} for n in range(20)]
+    data = b"\n".join(json.dumps(row).encode() for row in other)
+    card = json.loads(store.get(make({"b.jsonl": data}, "d2", scope="family", **CLASSES).files["card_json"]))
+    assert [line.removeprefix("labels: ") for line in card["warnings"] if "?" in line][:1] == told
+    # And the next drop knows the labels of both.
+    data = data.replace(b"another", b"a third").replace(b'"Spam"', b'"spam"')
+    card = json.loads(store.get(make({"c.jsonl": data}, "d3", scope="family", **CLASSES).files["card_json"]))
+    assert bool(told) == any(line.startswith("labels: ") and "?" in line for line in card["warnings"])
+
+
 def test_a_forgotten_group_stays_so_however_it_was_spelled() -> None:
     for forgotten in ("7", "7.0"):  # an older version may have either
         rule = Forgotten([document(forgotten).hex()], None, Columns())
