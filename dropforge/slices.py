@@ -99,4 +99,13 @@ def kept_value(extras: str, column: str) -> str | None:
         return json.dumps(value) if isinstance(value, bool) else None
     if isinstance(value, float) and value.is_integer():  # pandas makes floats of a column where one is missing
         value = int(value)
-    return None if value is None or not str(value).strip() else str(value)
+    text = "" if value is None else str(value).strip()
+    if text.lower() in _TRUTHS:
+        return text.lower()
+    return (whole[1] if (whole := _WHOLE.fullmatch(text)) else text) or None
+
+
+#: As JSON has them; Python and Excel write them in capitals.
+_TRUTHS: Final = frozenset({"true", "false"})
+#: As pandas writes its floats in CSV, and databases decimals; 1.2.0 is none.
+_WHOLE: Final = re.compile(r"(-?\d+)\.0+", re.ASCII)

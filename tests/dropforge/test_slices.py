@@ -57,6 +57,14 @@ def test_the_largest_slices_are_told_and_the_rest_together() -> None:
         ('{"lang": 3}', "3"),
         ('{"lang": 3.0}', "3"),
         ('{"lang": 0.5}', "0.5"),
+        ('{"lang": "3.0"}', "3"),  # pandas' floats in CSV
+        ('{"lang": "3.00"}', "3"),  # a decimal
+        ('{"lang": "1.3.0"}', "1.3.0"),
+        ('{"lang": "3.10"}', "3.10"),
+        ('{"lang": "03"}', "03"),
+        ('{"lang": "True"}', "true"),
+        ('{"lang": "FALSE"}', "false"),
+        ('{"lang": "de "}', "de"),
         ('{"lang": " "}', None),
         ('{"lang": true}', "true"),
         ('{"lang": {"a": 1}}', None),
