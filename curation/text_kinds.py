@@ -31,7 +31,10 @@ _BEGINS: Final = (
      _TEXT),
     (re.compile(r"(?:WEBVTT|\d+\r?\n\d\d:\d\d:\d\d[,.]\d{3} --> )"), "subtitles", _TEXT),
     (re.compile(r"(?:From|To|Received|Return-Path|Delivered-To|Subject|Date|Message-ID|MIME-Version):\s.*\n"
-                r"(?:[ \t].*\n|[A-Za-z-]{2,40}:\s.*\n){2}"), "an e-mail with its header", _TEXT),
+                r"(?:[ \t].*\n|[A-Za-z-]{2,40}:\s.*\n){2}"
+                r"|From \S+ +(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} .*\d{4}\r?\n[A-Za-z-]{2,40}:\s"),
+     "an e-mail with its header", _TEXT),
+    (re.compile(r"WARC/\d\.\d\r?\n"), "a web archive (WARC)", _TEXT),
     (re.compile(r"[^\n|]{0,200}\|[^\n]{0,1000}\n-{2,200}\+[-+]{0,400}\r?\n"
                 r"|\+-{2,}[-+]{0,400}\r?\n\||\*{9,} *\d+\. row \*{9}|-\[ RECORD \d+ \]"),
      "a table as SQL's terminals show it", _EXPORT),
@@ -41,6 +44,9 @@ _BEGINS: Final = (
     # A template's `<s>` and a model's thoughts are no markup.
     (re.compile(r"<(?!s>|think>)[A-Za-z!][^<>]{0,400}>(?=[\s\S]*</|\s*<)"), "XML or HTML", _TEXT),
 )  # fmt: skip
+#: What a file called so begins with, where it has no list of rows.
+_NAMED: Final = re.compile(r".*\.ya?ml(?:\.gz|\.zst)?", re.IGNORECASE)
+_KEY: Final = re.compile(r"(?:#.*\n|---[ \t]*\n|\s)*[\w.\"'-]{1,80}:\s")
 #: Lines that each end like a sentence, where prose that was wrapped has some that do not.
 _SENTENCES: Final = 5
 _SENTENCE: Final = re.compile(r"[.!?…。！？][\"'”’)\]]*$")
@@ -74,6 +80,8 @@ def _look(text: str, name: str) -> tuple[str, str] | None:
     for begins, what, mend in _BEGINS:
         if begins.match(text):
             return f"looks like {what}", mend
+    if _NAMED.fullmatch(name) and _KEY.match(text):
+        return "looks like YAML", _LINES
     lines = [line.strip(" \t\r") for line in text.split("\n")[:-1] if line.strip()]  # the last one may be cut
     if len(lines) <= _ROWS:
         return None
