@@ -31,10 +31,17 @@ def alarms(statistics: Statistics, classes: bool = False, settled: bool = False,
 
 def _of_sources(statistics: Statistics) -> Iterator[str]:
     for source, rows, tokens, unseen in statistics.suspicious:
-        parts = {"control tokens of chat templates": tokens, "invisible or reordering characters": unseen}
-        for what, held in parts.items():
+        for what, held in ((_TOKENS, tokens), (_UNSEEN, unseen)):
             if held >= ALARM_ROWS and held * ALARM_ONE_IN >= rows:
-                yield f"source {source}: {held:,} of {rows:,} rows hold {what}; who put them there?"
+                yield f"source {source}: {held:,} of {rows:,} rows hold {what}"
+
+
+#: Whoever wrote a conversation with its template's tokens must hear that they are none any more.
+_TOKENS: Final = (
+    "control tokens of chat templates, learned as plain text (`< |im_end|>`); if they are meant, write conversations "
+    "as `messages`, and documents one a row without such tokens"
+)
+_UNSEEN: Final = "invisible or reordering characters; who put them there?"
 
 
 def _of_spellings(statistics: Statistics) -> Iterator[str]:

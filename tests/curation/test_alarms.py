@@ -16,6 +16,12 @@ def rows(source: str, count: int, bad: int, sign: str) -> list[bytes]:
     return [json.dumps(row).encode() for row in found]
 
 
+TOKENS = (
+    "control tokens of chat templates, learned as plain text (`< |im_end|>`); if they are meant, write conversations "
+    "as `messages`, and documents one a row without such tokens"
+)
+
+
 def test_a_source_full_of_hidden_orders_is_named(make: Make, store: FolderStore) -> None:
     files = {
         "a.jsonl": [
@@ -34,8 +40,8 @@ def test_a_source_full_of_hidden_orders_is_named(make: Make, store: FolderStore)
     manifest = make({name: b"\n".join(lines) for name, lines in files.items()})
     card = json.loads(store.get(manifest.files["card_json"]))
     assert card["warnings"] == [
-        "source web: 12 of 320 rows hold control tokens of chat templates; who put them there?",
-        "source forum more: 10 of 900 rows hold control tokens of chat templates; who put them there?",
+        f"source web: 12 of 320 rows hold {TOKENS}",
+        f"source forum more: 10 of 900 rows hold {TOKENS}",
         "source mail: 10 of 50 rows hold invisible or reordering characters; who put them there?",
     ]
     assert manifest.counts["input"] == manifest.counts["train"] + manifest.counts["eval"]
