@@ -207,6 +207,11 @@ def is_unset(text: str) -> bool:
     return (len(text) <= LONGEST_UNSET and text.strip().lower() in _UNSET) or _NO_ROOM.fullmatch(text) is not None
 
 
+def is_no_input(text: str) -> bool:
+    """Return whether a text behind an instruction says that there is nothing behind it."""
+    return is_unset(text) or text.strip().rstrip(".").lower() in _NO_INPUT
+
+
 #: Excel writes a long text in a narrow cell so, and a number or a date in a narrow column.
 _NO_ROOM: Final = re.compile(r"\s*#{4,}\s*")
 #: Classes beside which -1 may be one more.
@@ -247,8 +252,12 @@ _UNSET: Final = frozenset(
         *(f"err:{number}" for number in (501, 502, 503, 504, 508, 509, 510, 511, 512, 519, 520, 522, 523, 524)),
     }
 )
+#: Of people and language models who write rows of Alpaca that need no `input`; a label may well be called so.
+_NO_INPUT: Final = frozenset(
+    {"no input", "<no input>", "noinput", "no input needed", "no input required", "no input provided", "not applicable"}
+)
 #: Characters of the longest one, and a space on each side.
-LONGEST_UNSET: Final = max(map(len, _UNSET)) + 2
+LONGEST_UNSET: Final = max(map(len, _UNSET | _NO_INPUT)) + 2
 
 
 def _folded(label: str) -> str:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from curation.canonical import Row
 from curation.repair import is_misread
 from curation.shapes import has_entities, has_picture, is_address, is_chat, is_encoded, is_json_text, is_repr
-from curation.spellings import LONGEST_UNSET, is_rounded, is_unset, stands_at_end
+from curation.spellings import LONGEST_UNSET, is_no_input, is_rounded, is_unset, stands_at_end
 from curation.task import Report
 
 #: What may stand for a line end, and for no formula's `\\nu`.
@@ -124,10 +124,10 @@ class _Looks(NamedTuple):
 
 def _looks(text: str) -> _Looks | None:
     """Look closer at a text; None for one that is nothing else."""
-    end = text.rpartition("\n\n")[2]  # where an `input` stands, or all of it
+    _, behind, end = text.rpartition("\n\n")  # where an `input` stands, or all of it
     quoted = is_json_text(text)
     found = _Looks(
-        end.strip()[:LONGEST_UNSET] if is_unset(end) else "",
+        end.strip()[:LONGEST_UNSET] if (is_no_input if behind else is_unset)(end) else "",
         len(text) <= _LONGEST_ADDRESS and is_address(text),
         is_encoded(text),
         is_repr(text),

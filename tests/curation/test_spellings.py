@@ -397,6 +397,7 @@ def test_missing_values_that_are_learned_are_told(make: Make, store: FolderStore
     rows.append(
         {"instruction": "Is the light on today?", "input": "<noinput>", "output": "It is on, as it was before."}
     )
+    rows.append({"instruction": "Is it off?", "input": "Not applicable.", "output": "Not applicable"})
     said = {"role": "assistant", "content": "It is on, as it was on the day before."}
     asked = {"role": "user", "content": "Is the light on today, or is it not?"}
     rows.append({"messages": [asked, {**said, "name": "nil", "reasoning_content": "null"}]})
@@ -404,7 +405,7 @@ def test_missing_values_that_are_learned_are_told(make: Make, store: FolderStore
     rows.append({"messages": [asked, call, {"role": "tool", "content": "(null)"}, said]})
     made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode(), "b.jsonl": lines(text=["null", "some text"])})
     [told] = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "missing" in line]
-    once = ["#" * 17, "#BEZUG!", "<noinput>", "NA", "None", "[object Object]", "nan", "nil"]
+    once = ["#" * 19, "#BEZUG!", "<noinput>", "NA", "None", "Not applicable.", "[object Object]", "nan", "nil"]
     spelled = ", ".join([*(f"`{text}` (1 row)" for text in once), "`null` (2 rows)"])
     assert told == f"Learned, though programs write so what is missing: {spelled}; leave out rows or fields where it is"
 
