@@ -30,7 +30,7 @@ TOP: Final = 12
 ALARM_ROWS: Final = 10
 ALARM_ONE_IN: Final = 100
 _NAME: Final = 200
-#: Labels with which those of later drops are compared; beyond them nobody looks at each.
+#: Labels with which those of later drops are compared, and pairs of files; beyond them nobody looks at each.
 _KNOWN: Final = 1_000
 #: Labels that may be one, and such groups.
 TOLD: Final = 5
@@ -324,6 +324,8 @@ def _contested(tables: Tables, files: Sequence[str]) -> dict[str, Any]:
 
 def _revised(tables: Tables, files: Sequence[str]) -> list[tuple[str, str | None, int]]:
     """Pairs of files of which one may be a version of the other; see `Statistics.revised`."""
+    if not tables.one("select count(*) from contested")[0]:
+        return []
     pairs = tables.all(
         "select one, other, count(*) as shared from (select input, min(file) as one, max(file) as other from"
         f" (select r.input, cast(r.file as bigint) as file from {_KEPT} join contested c on r.input = c.input"
@@ -337,7 +339,7 @@ def _revised(tables: Tables, files: Sequence[str]) -> list[tuple[str, str | None
         for one, other, shared in pairs
         if 2 * shared >= min(kept[file] for file in (one, other) if file >= 0)
     ]
-    return found[:TOLD]
+    return found[:_KNOWN]
 
 
 def _asked(text: str | None, messages: list[dict[str, str]] | None, label: str | None) -> dict[str, str]:

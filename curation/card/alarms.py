@@ -24,7 +24,8 @@ def alarms(statistics: Statistics, classes: bool = False, settled: bool = False,
     """
     phrases = first_of([told(*item) for item in statistics.repeated], _PHRASES, "phrases that open or end many rows")
     of_labels = _of_classes(statistics, settled) if classes else _of_unlearned(statistics)
-    of_versions = [] if classes or settled else _of_versions(statistics)
+    of_versions = [] if classes or settled else list(_of_versions(statistics))
+    of_versions = first_of(of_versions, TOLD, "pairs of files that answer the same questions otherwise")
     of_sides = _of_sides(statistics, asked)
     return [*_of_sources(statistics), *_of_spellings(statistics), *of_labels, *of_versions, *of_sides, *phrases]
 
