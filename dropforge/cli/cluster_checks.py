@@ -132,7 +132,7 @@ def examine_cluster(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
         yield from kind_findings(asked, names, runtime)
     except DropforgeError as error:
         yield Finding("kind of job", Level.FAIL, f"{error.thing}: {error.cause}", error.mend)
-        return
+        asked = replace(asked, kind="TrainJob")  # it has no runtime; what else is missing is worth knowing
     for name, check in _CHECKS:
         try:
             yield from check(cluster, asked)

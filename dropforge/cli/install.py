@@ -183,7 +183,7 @@ def _manifests(size: Size, training: list[str]) -> None:
 def _images() -> dict[str, str]:
     """Each service's image, as `images push` wrote it in this folder; empty if it did not."""
     lock = Path(LOCK)
-    return addresses(lock.read_text() if lock.exists() else "")
+    return addresses(lock.read_bytes() if lock.exists() else b"")
 
 
 def _airflow_image() -> str:
