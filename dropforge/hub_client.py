@@ -37,11 +37,16 @@ _PAUSE: Final = re.compile(r"(\bt\s*=\s*)(\d+)")
 _lock = threading.Lock()
 _asking = 0
 _most: ContextVar[int] = ContextVar("_most", default=LARGEST_ANSWER)
+_closed: ContextVar[bool] = ContextVar("_closed", default=False)
 _named: set[tuple[str, str, int | None]] = set()
 
 
 class StrangeAnswerError(Exception):
     """An answer that no hub gives."""
+
+
+class UnwantedRequestError(Exception):
+    """A request that a library makes on its own, by what a file says."""
 
 
 @contextmanager
@@ -60,6 +65,20 @@ def within(most: int) -> Iterator[None]:
         with _lock:
             _asking -= 1
         _most.reset(token)
+
+
+@contextmanager
+def without_requests() -> Iterator[None]:
+    """Refuse what the client is made to ask in this thread until the block ends: what is read lies here already.
+
+    :raises UnwantedRequestError: naming what is asked for.
+    """
+    bound_requests()
+    token = _closed.set(True)
+    try:
+        yield
+    finally:
+        _closed.reset(token)
 
 
 def bound_requests(endpoint: str | None = None) -> None:
@@ -88,6 +107,8 @@ def bound_requests(endpoint: str | None = None) -> None:
 
 def _see_request(request: Any) -> None:
     """Bound the silence; ask for bytes as they are, which can be counted; keep the token where it belongs."""
+    if _closed.get():
+        raise UnwantedRequestError(f"{request.url.host}{request.url.path}"[:200])
     limits = request.extensions.get("timeout") or dict.fromkeys(("connect", "read", "write", "pool"))
     request.extensions["timeout"] = {key: SECONDS if limit is None else limit for key, limit in limits.items()}
     if not _asking:

@@ -1,10 +1,11 @@
 """Loading what transformers and peft read from a model's folder: the only calls of `from_pretrained` in the trainer.
 
 A model's files come from strangers. Nothing that they bring is run: no Python file of theirs, whichever key names it,
-no kernel of a hub, no pickle. No library asks a person either whether it may, at a terminal least of all. What needs
-any of it is refused as a mistake of the recipe. `model/pyfunc_loader.py`, which has to work without this package, keeps
-to the same. Nor does a file that is read as a whole fill the memory: each is held to a bound first (`dropforge.hub`).
-The header of safetensors is held to 100 MB by its library.
+no kernel of a hub, no pickle. Nor is a hub asked for another model that they name. No library asks a person either
+whether it may, at a terminal least of all. What needs any of it is refused as a mistake of the recipe.
+`model/pyfunc_loader.py`, which has to work without this package, runs none of it either. Nor does a file that is read
+as a whole fill the memory: each is held to a bound first (`dropforge.hub`). The header of safetensors is held to 100 MB
+by its library.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 from dropforge.errors import RecipeError
 from dropforge.hub import INDEX, check_folder, largest
+from dropforge.hub_client import UnwantedRequestError, without_requests
 from dropforge.model_files import TOKENIZER, endless_tokenizer, foreign_file, odd_amount, odd_token
 
 _KEY: Final = "recipe key `base.model`"
@@ -222,14 +224,22 @@ def _check_files(folder: Path) -> None:
 
 @contextmanager
 def _no_code(whose: str) -> Iterator[None]:
-    """Tell in our own words that the library would have to run foreign code; odd values in configs as ValueErrors.
+    """Tell in our own words that the library would have to run foreign code, or to ask a hub; odd values in configs as
+    ValueErrors.
 
     :param whose: the folder, or what else it is.
     """
     from huggingface_hub.errors import StrictDataclassError
 
     try:
-        yield
+        with without_requests():
+            yield
+    except UnwantedRequestError as error:
+        raise RecipeError(
+            _KEY,
+            f"{whose} has transformers ask for {error}, which is no part of it, and only what a recipe names is read",
+            "Name a model whose config.json has the configs of all its parts in it (and no `backbone`)",
+        ) from None
     except RecursionError:
         raise ValueError("one of its JSON files is nested too deeply") from None
     except MemoryError:

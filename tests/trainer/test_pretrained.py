@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -183,6 +184,27 @@ def test_a_config_is_read_from_no_other_folder(words: Path) -> None:
     write(words / "config.json", configuration_files=["../other/config.5.0.0.json"])
     with pytest.raises(RecipeError, match=r"config\.json has `configuration_files`"):
         load_config(words)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_config_that_names_another_model_has_no_hub_asked(
+    words: Path, monkeypatch: pytest.MonkeyPatch, within: bool
+) -> None:
+    """With the installation's token that could be what `DROPFORGE_READABLE` does not name."""
+    asked: list[object] = []
+
+    def look_up(host: object, *_: object, **__: object) -> None:
+        asked.append(host)
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    named = {"model_type": "maskformer", "backbone": "victim/private"}
+    detector = {"model_type": "detr", "use_timm_backbone": False, "backbone": "victim/private"}
+    write(words / "config.json", **({"model_type": "llava", "vision_config": detector} if within else named))
+    for load in (load_config, load_tokenizer_files):
+        with pytest.raises(RecipeError, match=r"ask for .*victim/private.*only what a recipe names is read"):
+            load(words)
+    assert not asked
 
 
 def test_where_an_old_release_had_its_tokenizer_is_not_read(tmp_path: Path) -> None:
