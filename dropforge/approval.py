@@ -17,6 +17,7 @@ from dropforge.text import read_count
 NAME = "approved"
 _MEND: Final = "Delete it, and answer again"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_ABOUT: Final = re.compile(rf"({_DIGEST.pattern}) instead of (None|[0-9]+)")
 _RESTORE: Final = "Restore the file in the run's folder from the bucket's versions, or clear the task that wrote it"
 
 
@@ -43,6 +44,17 @@ class Pair:
             thing = "key `champion_version` of evaluation.json"
             raise UnreadableError(thing, f"{version!r:.80} is no number of a version", _RESTORE)
         return cls(digest, None if version is None else str(version))
+
+    @property
+    def about(self) -> str:
+        """What a question about it is kept by, until its answer comes."""
+        return f"{self.candidate} instead of {self.champion}"
+
+    @classmethod
+    def asked(cls, about: str) -> Pair | None:
+        """The pair that a question was about; None if an older version asked, which did not keep it."""
+        found = _ABOUT.fullmatch(about)
+        return None if found is None else cls(found[1], None if found[2] == "None" else found[2])
 
 
 def said(yes: bool, by: str | None, at: str) -> str:

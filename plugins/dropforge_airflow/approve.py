@@ -30,5 +30,5 @@ class ApproveOperator(AskPersonOperator):
     def tell(self, text: str) -> None:
         approval.tell_asked(self.opened, text)
 
-    def take(self, *, yes: bool, by: str | None, at: datetime) -> str:
-        return approval.take_answer(self.opened, promoted=yes, by=by, at=at)
+    def take(self, about: str, *, yes: bool, by: str | None, at: datetime) -> str:
+        return approval.take_answer(self.opened, about, promoted=yes, by=by, at=at)

@@ -94,9 +94,10 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         """Show in MLflow that the run waits for a person."""
         raise NotImplementedError
 
-    def take(self, *, yes: bool, by: str | None, at: datetime) -> str:
+    def take(self, about: str, *, yes: bool, by: str | None, at: datetime) -> str:
         """Keep the answer, and show it in MLflow; in one line. It may be called again with the same answer.
 
+        :param about: of its question; empty if an older version asked.
         :param by: None if nobody answered in time.
         """
         raise NotImplementedError
@@ -178,7 +179,7 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         return answer
 
     def _take(self, answer: Answered) -> Asked:
-        told = self.take(yes=answer["yes"], by=answer["by"], at=datetime.fromisoformat(answer["at"]))
+        told = self.take(answer["about"], yes=answer["yes"], by=answer["by"], at=datetime.fromisoformat(answer["at"]))
         self.log.info("%s", told)
         return Asked(asked=True, told=told)
 

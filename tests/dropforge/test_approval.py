@@ -63,6 +63,12 @@ def test_what_a_pod_wrote_into_its_run_words_no_question(digest: str, champion: 
     assert Pair.of({"model": {"digest": "a" * 64}}, {"champion_version": 4}) == Pair("a" * 64, "4")
 
 
+@pytest.mark.parametrize("pair", [Pair("a" * 64, "3"), Pair("b" * 64, None)])
+def test_a_question_is_kept_by_its_pair(pair: Pair) -> None:
+    assert Pair.asked(pair.about) == pair
+    assert Pair.asked("") is None  # what an older version asked
+
+
 def test_a_yes_saves_no_candidate_that_failed() -> None:
     assert answered(FAILED, Answer(True, "ann", AT)) == FAILED
 

@@ -59,7 +59,8 @@ class Asker(AskPersonOperator):
     def tell(self, text: str) -> None:
         pass
 
-    def take(self, *, yes: bool, by: str | None, at: datetime) -> str:
+    def take(self, about: str, *, yes: bool, by: str | None, at: datetime) -> str:
+        assert about == self.about
         if self.away:
             self.away -= 1
             raise OSError("the bucket does not answer")

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
+from dropforge_airflow import connection
+from dropforge_airflow.asking import Question
+from dropforge_airflow.tasks import approval as asked_approval
 from dropforge_airflow.tasks import data, foresee, promote, run, turn
 from dropforge_airflow.tasks.data import Curated, check, here
 from dropforge_airflow.tasks.opened import Opened, RunIdentity
 from dropforge_airflow.tasks.plan import Plan
 from dropforge_airflow.tasks.wall import whole_wall
 
-from dropforge import approval, gangs, layout
+from dropforge import approval, gangs, layout, tracking
 from dropforge.dataset import Manifest, Shard
 from dropforge.errors import DataError
 from dropforge.gangs import Gang
@@ -148,6 +152,25 @@ def test_where_a_person_is_asked_only_a_yes_to_this_pair_promotes(store: Store) 
     approval.write(store, opened["run"], approval.Pair("a" * 64, "2"), yes)
     assert not promote.judge(store, opened)[3].promote
     approval.write(store, opened["run"], approval.Pair("a" * 64, "3"), yes)
+    assert promote.judge(store, opened)[3].promote
+
+
+def test_a_yes_is_for_the_candidate_that_was_asked_about(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a question waits, pods may write another model into the run's folder."""
+    opened = cast("Opened", {**measured(store, approval={}), "mlflow_run": "1", "mlflow_url": "http://127.0.0.1:1/#/a"})
+    for name, value in ENV.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(connection, "open_store", lambda _: store)
+    monkeypatch.setattr(tracking, "side_by_side", lambda *_: None)
+    monkeypatch.setattr(asked_approval, "show", lambda *_: None)
+    question = asked_approval.question(opened)
+    assert isinstance(question, Question)
+    key = layout.report_key(opened["run"])
+    asked = store.get(key)
+    store.put(key, json.dumps(json.loads(asked) | {"model": {"digest": "b" * 64}}).encode())
+    asked_approval.take_answer(opened, question.about, promoted=True, by="ann", at=datetime(2026, 11, 24, tzinfo=UTC))
+    assert "awaiting approval" in promote.judge(store, opened)[3].reason
+    store.put(key, asked)
     assert promote.judge(store, opened)[3].promote
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime
 
 from dropforge import approval
@@ -14,6 +15,8 @@ from dropforge_airflow.asking import Question
 from dropforge_airflow.tasks import promote
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.opened import Opened
+
+log = logging.getLogger(__name__)
 
 
 def question(opened: Opened) -> Question | str:
@@ -34,8 +37,7 @@ def question(opened: Opened) -> Question | str:
         )
         text = body(spec, pair, verdict, opened, link)
         yes = asked.otherwise == "promote"
-        about = f"{pair.candidate} instead of {pair.champion}"
-        return Question(subject(spec, pair), text, about, yes, asked.deadline_hours, asked.people)
+        return Question(subject(spec, pair), text, pair.about, yes, asked.deadline_hours, asked.people)
 
 
 def subject(spec: RunSpec, pair: Pair) -> str:
@@ -69,12 +71,18 @@ def tell_asked(opened: Opened, text: str) -> None:
     tracking.note(from_env().tracking_uri, opened["mlflow_run"], tracking.TAG_APPROVAL, text)
 
 
-def take_answer(opened: Opened, *, promoted: bool, by: str | None, at: datetime) -> str:
-    """Keep a person's word, and show it in MLflow; in one line."""
+def take_answer(opened: Opened, about: str, *, promoted: bool, by: str | None, at: datetime) -> str:
+    """Keep a person's word, and show it in MLflow; in one line.
+
+    :param about: what the question was about. Pods may have written others into the run's folder since.
+    """
     store = connection.open_store(from_env().bucket)
     _, evaluation, report, _ = promote.judge(store, opened, person=False)
-    answer = Answer(promoted, by, f"{at:%FT%TZ}")
-    approval.write(store, opened["run"], Pair.of(report, evaluation), answer)
+    answer, now = Answer(promoted, by, f"{at:%FT%TZ}"), Pair.of(report, evaluation)
+    pair = Pair.asked(about) or now
+    if pair != now:
+        log.warning("The answer is about %s, and the run's folder has %s by now", pair.about, now.about)
+    approval.write(store, opened["run"], pair, answer)
     show(opened, answer)
     return answer.told
 
