@@ -7,16 +7,21 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
+from dropforge_airflow import connection
 from dropforge_airflow.run_notes import FAILURE
+from dropforge_airflow.tasks import retrain, sweep
 from dropforge_airflow.tasks.failure import no_retry
 
+from dropforge import hub as hub_models
 from dropforge.errors import RecipeError
-from dropforge.hub import UnreachableError
+from dropforge.hub import Pinned, UnreachableError
 from dropforge.store import Store
+from dropforge.sweep import build_sweep
 from tests.dropforge_airflow.test_plan import entered, plan
 from tests.hub_server import Hub, open_hub
 
@@ -44,6 +49,36 @@ def test_the_plan_has_the_commit_that_the_branch_pointed_to(hub: Hub, store: Sto
     hub.repositories[MODEL].commit({"config.json": b"{}", "model.safetensors": b"others"})
     again = {"overrides": {"base": {"revision": "old"}}, "drop": "fam/d1", "again": True}
     assert plan(store, None, owner="run-2", **again)["recipe"]["base"]["revision"] == first
+
+
+@pytest.mark.parametrize(
+    ("allowed", "base"),
+    [("s3://models/", {"model": MODEL}), ("hub:some/*", {"model": MODEL, "revision": "refs/pr/5"})],
+)
+def test_a_base_that_may_not_be_read_is_asked_for_neither_by_a_sweep_nor_by_the_calendar(
+    store: Store, monkeypatch: pytest.MonkeyPatch, allowed: str, base: dict[str, str]
+) -> None:
+    """The hub is asked with the installation's token."""
+    asked_for: list[str] = []
+
+    def pin(model: str, *_: object) -> Pinned:
+        asked_for.append(model)
+        return Pinned("a" * 40, "the hub")
+
+    monkeypatch.setattr(hub_models, "pin", pin)
+    monkeypatch.setattr(connection, "open_store", lambda _: store)
+    for name, value in {"BUCKET": "b", "READABLE": allowed}.items():
+        monkeypatch.setenv(f"DROPFORGE_{name}", value)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    recipe = {"extends": "lora", "base": base}
+    trials = build_sweep({"recipe": recipe, "space": {"train.seed": [1, 2]}})
+    drop = entered(store)
+    with pytest.raises(RecipeError, match=r"`base\.model`.*May be read"):
+        sweep.settle(store, "b", trials, {"family": "fam", "drop": drop.id}, "sweep-1")
+    at = SimpleNamespace(run_type="scheduled", logical_date=None)
+    with pytest.raises(AirflowFailException, match=r"`base\.model`.*May be read"):
+        retrain.look("fam", {"cron": "0 3 * * *", "recipe": recipe}, {}, at, SimpleNamespace(dag_id="cal"), "run-1")
+    assert not asked_for
 
 
 @pytest.mark.parametrize(

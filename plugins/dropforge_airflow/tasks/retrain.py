@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from dropforge import ledger, retrains
 from dropforge.families import Family, build_family
 from dropforge.hub import pin_base
+from dropforge.readable import check_reads, readable
 from dropforge.recipes.load import build_recipe
 from dropforge.retraining import Arrival, Ended, Retrain, There, decide, limit
 from dropforge.settings import from_env
@@ -73,6 +74,7 @@ def look(
         asked = build_family(family)
         before = retrains.begun(store, name)
         going = before if before not in {None, run} and state_of(ti, FINETUNE_DAG, str(before)) in GOING else None
+        check_reads(store, settings.bucket, name, asked.whole(), readable())  # before the hub is asked for its base
         there = what_is_there(store, name, asked, partial(tracking.champion, settings.tracking_uri), going)
         decided = decide(asked, there, force=bool(params.get("force")))
         ti.xcom_push(key="reason", value=decided.reason)

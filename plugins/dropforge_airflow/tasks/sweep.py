@@ -132,6 +132,8 @@ def settle(
     """The data that all trials share, and what the form would say for each; sources and commits are pinned in it.
 
     A source or a branch of the hub that moves while the sweep runs would give later trials other data, or another base.
+
+    :raises RecipeError: naming a key whose model or data may not be read; nobody is asked for it.
     """
     family, named = (params.get("family") or "").strip() or None, (params.get("drop") or "").strip() or None
     trials = sweep.made()
@@ -153,6 +155,8 @@ def settle(
         conf["overrides"] = merge(conf["overrides"], pinned)
         recipe = resolve_recipe(store, found, filled(conf, bucket), installation).recipe
         base = (recipe.base.model, recipe.base.revision)
+        # Before the hub is asked, and while a branch or a proposal still has its name.
+        check_reads(store, bucket, found.family, recipe, installation.reads)
         if base not in commits:  # asked once: a branch may move between two questions
             commits[base] = _commit(recipe)
         conf["overrides"] = merge(conf["overrides"], commits[base])
@@ -161,13 +165,15 @@ def settle(
 
 
 def check_recipes(store: Store, bucket: str, sweep: Sweep, drop: Drop, confs: list[dict[str, Any]]) -> list[Recipe]:
-    """Each trial's recipe as its run will read it. :raises DropforgeError: naming the trial that cannot work."""
+    """Each trial's recipe as its run will read it; what it names to be read `settle` has looked at.
+
+    :raises DropforgeError: naming the trial that cannot work.
+    """
     recipes, installation = [], Installation.here()
     for conf in confs:
         recipe = resolve_recipe(store, drop, filled(conf, bucket), installation).recipe
         if drop.uploaded:
             check_uploaded(recipe, f"drop {drop.family}/{drop.drop}")
-        check_reads(store, bucket, drop.family, recipe, installation.reads)
         finetune.check_amounts(drop, recipe, installation.limits)
         check_folder_there(recipe, installation.reads.folders)
         with from_bucket(recipe, store, bucket) as sized:
