@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
 import threading
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ _EVERY: Final = 5.0  # seconds between two answers, as Trainer asks of its clien
 _PATIENCE: Final = 5.0
 _LONGEST: Final = 64  # characters of a metric's name
 _LARGEST: Final = 2**31 - 1
+_BEARER: Final = re.compile(r"[\w.~+/=-]+", re.ASCII)
 
 
 class JobStatus:
@@ -89,12 +91,15 @@ class JobStatus:
         address = urlsplit(self._url)
         if address.scheme != "https" or not address.hostname:
             raise ValueError(f"{URL} is no https address")
+        token = self._token.read_text().strip()
+        if not _BEARER.fullmatch(token):  # else the error of the client would show it
+            raise ValueError(f"the file that {TOKEN} names holds no token")
         context = ssl.create_default_context(cafile=self._ca)
         # Neither proxies nor redirects: the token is for this server alone.
         server = http.client.HTTPSConnection(address.hostname, address.port, timeout=_PATIENCE, context=context)
         try:
             headers = {
-                "Authorization": f"Bearer {self._token.read_text().strip()}",
+                "Authorization": f"Bearer {token}",
                 "Content-Type": "application/json",
             }
             server.request("POST", address.path, json.dumps(body), headers)
