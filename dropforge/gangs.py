@@ -53,6 +53,11 @@ class Gang:
         """Steps that are done again: those of which it told after its newest checkpoint; None if nobody knows."""
         return None if self.step is None or self.saved is None else max(0, self.step - self.saved)
 
+    @property
+    def rates(self) -> Rates:
+        """What its pods hold."""
+        return Rates(self.gpus, self.cores)
+
     def seconds(self, now: float) -> float:
         """How long it has held its pods' GPUs."""
         if self.started is None:

@@ -6,9 +6,9 @@ This module knows no Kubernetes client and no builder; `dropforge_airflow` and t
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from dropforge import layout
 from dropforge.errors import DropforgeError
@@ -94,20 +94,35 @@ def gang_environment(compute: Compute) -> dict[str, str]:
     return env
 
 
+class Served(Protocol):
+    """What a cluster can train with."""
+
+    @property
+    def kinds(self) -> Collection[str]:
+        """Names of the kinds of jobs that it knows."""
+
+    @property
+    def runtime(self) -> bool | None:
+        """Whether the namespace has the runtime of TrainJobs; None if nobody may look."""
+
+
 def training_runtime(namespace: str) -> dict[str, Any]:
     """Arguments of the runtime that says of a TrainJob's pods what a TrainJob cannot."""
     return {"name": RUNTIME, "namespace": namespace, "secrets": [SECRET], "pod": dict(_POD)}
 
 
-def job_kind(compute: Compute, served: Collection[str], *, runtime: bool | None) -> str:
-    """The kind of a recipe's jobs on a cluster.
+def job_kind(compute: Compute, ask: Callable[[], Served]) -> str:
+    """The kind of a recipe's jobs, where they run.
 
-    :param served: names of the kinds that the cluster knows. :param runtime: whether the namespace has the runtime of
-        TrainJobs; None if nobody may look.
+    :param ask: asks their cluster what it has; with `kind: auto` on Kubernetes.
     :raises DropforgeError: if the cluster has Kubeflow Trainer alone, and the runtime is missing.
     """
+    if compute.backend == "local":
+        return "PyTorchJob"
     if compute.kind != "auto":
         return compute.kind
+    found = ask()
+    served, runtime = found.kinds, found.runtime
     trains = "TrainJob" in served and compute.priority_class is None  # a TrainJob cannot name one
     if trains and runtime:
         return "TrainJob"

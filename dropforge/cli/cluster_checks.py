@@ -16,7 +16,7 @@ from dropforge.cli.kube import Cluster, DeniedError, UnknownKindError
 from dropforge.cli.recipes import example_run
 from dropforge.errors import DropforgeError
 from dropforge.install.rights import ENFORCED
-from dropforge.job import RUNTIME, SECRET, job_kind, tokenise_job, train_job
+from dropforge.job import RUNTIME, SECRET, Served, job_kind, tokenise_job, train_job
 from dropforge.placement.pods import EFA, TYPE
 from dropforge.placement.queues import API as KUEUE
 from dropforge.placement.storages import STORAGES, Kind, Storage
@@ -44,10 +44,10 @@ _KIND_RIGHTS: Final = {
         ("trainer.kubeflow.org", "trainingruntimes", ("get",), "`compute.kind: auto` prefers PyTorchJobs, if known"),
     ),
 }
+#: What brings the kinds that Kubernetes does not have itself.
 _OPERATORS: Final = {
     "PyTorchJob": "the Kubeflow training operator 1.9",
     "TrainJob": "Kubeflow Trainer 2.2 or newer",
-    "Job": "Kubernetes",
 }
 _QUEUE_RIGHTS: Final = (
     ("kueue.x-k8s.io", "workloads", ("list",), "a job that waits is only `queued`"),
@@ -127,9 +127,9 @@ def examine_cluster(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
         return
     yield Finding("cluster", Level.OK, f"Kubernetes {version.get('gitVersion', '?')}")
     try:
-        names, runtime = cluster.trains_with(asked.namespace)
-        asked = replace(asked, kind=job_kind(asked.recipe.compute, names, runtime=runtime))
-        yield from kind_findings(asked, names, runtime)
+        served = cluster.trains_with(asked.namespace)
+        asked = replace(asked, kind=job_kind(asked.recipe.compute, lambda: served))
+        yield from kind_findings(asked, served)
     except DropforgeError as error:
         yield Finding("kind of job", Level.FAIL, f"{error.thing}: {error.cause}", error.mend)
         asked = replace(asked, kind="TrainJob")  # it has no runtime; what else is missing is worth knowing
@@ -142,18 +142,15 @@ def examine_cluster(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
             yield Finding(name, Level.FAIL, error.cause, error.mend)
 
 
-def kind_findings(asked: Asked, served: Collection[str], runtime: bool | None) -> Iterator[Finding]:
-    """Whether the cluster knows the jobs and, of TrainJobs, has their runtime. Pure.
-
-    :param served: the kinds that it knows. :param runtime: whether the runtime is there; None if nobody may look.
-    """
+def kind_findings(asked: Asked, served: Served) -> Iterator[Finding]:
+    """Whether the cluster knows the jobs and, of TrainJobs, has their runtime. Pure."""
     kind, why = asked.kind, "" if asked.recipe.compute.kind == "auto" else ", as `compute.kind` says"
-    if kind not in served:
+    if kind not in served.kinds:
         mend = f"Install {_OPERATORS[kind]}, or change `compute.kind`"
         yield Finding("kind of job", Level.FAIL, f"the cluster does not know the {kind}{why}", mend)
         return
     yield Finding("kind of job", Level.OK, f"{kind}{why}")
-    if kind == "TrainJob" and runtime is False:
+    if kind == "TrainJob" and served.runtime is False:
         mend = f"dropforge manifests runtime --namespace {asked.namespace} | kubectl apply -f -"
         yield Finding("runtime", Level.FAIL, f"there is no TrainingRuntime {RUNTIME} in {asked.namespace}", mend)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from dropforge.client.airflow import FINETUNE
 from dropforge.client.named import Named
 from dropforge.errors import DropforgeError
-from dropforge.job import RUNTIME
 
 if TYPE_CHECKING:
     from kubeflow_training.jobs.backend import Backend, Snapshot
@@ -123,10 +122,10 @@ def places(backend: str) -> list[Backend]:
 
 @functools.cache
 def _served_kinds() -> tuple[Kind, ...]:
-    from kubeflow_training.jobs.kubernetes.discovery import served
+    from kubeflow_training.jobs.kubernetes.discovery import known_kinds
 
     with asking_cluster():
-        return served(api_client(), "default", RUNTIME).kinds
+        return known_kinds(api_client())
 
 
 def place(backend: str, kind: Kind | None = None) -> Backend:

@@ -18,7 +18,7 @@ from dropforge.install.cloudformation import Identity
 from dropforge.install.logs import Logs, logs_template
 from dropforge.install.notifying import merged
 from dropforge.install.plan import text
-from dropforge.install.steps import PLACES, SIZES, Size
+from dropforge.install.steps import PLACES, Size, size_named
 from dropforge.placement.queues import render
 from dropforge.placement.teams import FILE, Teams
 from dropforge.placement.teams_file import parse_teams, read_teams
@@ -111,10 +111,10 @@ def install(  # one option per name that an account may choose
         raise DropforgeError("`dropforge install`", "it needs one order", mend)
     if plan:
         known = {"BUCKET": bucket, "CLUSTER": cluster, "TRAINING": _only(namespace), "LOGS_BUCKET": logs_bucket}
-        typer.echo(_plan(_size(size or "team"), on, known), nl=False)
+        typer.echo(_plan(size_named(size or "team"), on, known), nl=False)
         return
     if size is not None and orders == 0:
-        _manifests(_size(size), namespace or ["training"])
+        _manifests(size_named(size), namespace or ["training"])
         return
     if logs_bucket and (bucket or notify is not None):
         raise DropforgeError("option --logs-bucket", "it is a template of its own", "Leave --bucket and --notify out")
@@ -158,14 +158,6 @@ def _only(namespaces: list[str] | None) -> str:
         mend = f"Give one; docs/how-to/install/kubernetes-special-cases.md says what {others[0]} needs then"
         raise DropforgeError("option --namespace", "a plan is for one namespace of trainings", mend)
     return first
-
-
-def _size(size: str) -> Size:
-    """:raises DropforgeError: if there is no such size."""
-    wanted = next((one for one in SIZES if one == size), None)
-    if wanted is None:
-        raise DropforgeError(f"size {size!r}", "there is none such", f"Give {', '.join(SIZES)}")
-    return wanted
 
 
 def _manifests(size: Size, training: list[str]) -> None:

@@ -18,16 +18,11 @@ def kind_for(compute: Compute) -> Kind:
 
     :raises DropforgeError: if it cannot be reached, or lacks what the jobs need.
     """
-    from kubeflow_training.jobs.kinds import PYTORCH_JOB, kind_named
+    from kubeflow_training.jobs.kinds import kind_named
     from kubeflow_training.jobs.kubernetes.discovery import served
 
-    if compute.backend == "local":
-        return PYTORCH_JOB
-    if compute.kind != "auto":
-        return kind_named(compute.kind)
     with asking_cluster():
-        found = served(api_client(), compute.namespace, RUNTIME)
-    return kind_named(job_kind(compute, [kind.name for kind in found.kinds], runtime=found.runtime))
+        return kind_named(job_kind(compute, lambda: served(api_client(), compute.namespace, RUNTIME)))
 
 
 def manifest_of(arguments: Mapping[str, Any], kind: Kind) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from dropforge.cli.gangs import api_client, asking_cluster
 from dropforge.errors import DropforgeError
-from dropforge.job import RUNTIME
+from dropforge.job import RUNTIME, Served
 
 #: How the API server says that a right is missing; whoever refuses an object otherwise answers 403 too.
 _NO_RIGHT: Final = re.compile(r'User "[^"]*" cannot \S+ (resource|path)')
@@ -57,16 +57,12 @@ class Cluster:
             return False
         return any(one.get("name") == plural for one in (found or {}).get("resources") or [])
 
-    def trains_with(self, namespace: str) -> tuple[list[str], bool | None]:
-        """The kinds of training jobs that it serves, and whether the namespace has the runtime of TrainJobs.
-
-        The second is None where this account may not look.
-        """
+    def trains_with(self, namespace: str) -> Served:
+        """What it can train with in a namespace."""
         from kubeflow_training.jobs.kubernetes.discovery import served
 
         with asking_cluster():
-            found = served(self._api, namespace, RUNTIME)
-        return [kind.name for kind in found.kinds], found.runtime
+            return served(self._api, namespace, RUNTIME)
 
     def may(self, verb: str, group: str, resource: str, namespace: str, account: str = "") -> bool:
         """Whether an account has a right; a subresource stands behind a slash.

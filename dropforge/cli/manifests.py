@@ -17,7 +17,7 @@ from dropforge.errors import DropforgeError
 from dropforge.images import Registry
 from dropforge.install import exporter, keys, node_pools, policies, rights, storage, triggerer
 from dropforge.install.cloudformation import check_namespace
-from dropforge.install.steps import SIZES, Size
+from dropforge.install.steps import Size, size_named
 from dropforge.placement.catalogue import find, read
 from dropforge.recipes import load_recipe
 from dropforge.watching.alerts import rules
@@ -85,14 +85,12 @@ def manifests(
     key: Annotated[str, typer.Option(help="image-policy: the public key's file, or its address in a KMS.")] = "",
 ) -> None:
     """Print manifests: `dropforge manifests namespaces rights | kubectl apply -f -`. It changes nothing itself."""
-    if size not in SIZES:
-        raise DropforgeError(f"size {size!r}", "there is none such", f"Give {', '.join(SIZES)}")
-    training = tuple(namespace or ("training",))
+    wanted, training = size_named(size), tuple(namespace or ("training",))
     for name in training:
         check_namespace(name)
     asked = _Asked(
         training=training,
-        size=size,
+        size=wanted,
         image=image,
         cluster=cluster,
         instances=tuple(instance or ()),

@@ -9,10 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from dropforge.errors import DropforgeError
+
 Size = Literal["laptop", "team", "production"]
 Place = Literal["eks", "nebius", "any"]
 SIZES: Final[tuple[Size, ...]] = ("laptop", "team", "production")
 PLACES: Final[tuple[Place, ...]] = ("eks", "nebius", "any")
+
+
+def size_named(name: str) -> Size:
+    """The size of this name. :raises DropforgeError: if there is none."""
+    found = next((one for one in SIZES if one == name), None)
+    if found is None:
+        raise DropforgeError(f"size {name!r}", "there is none such", f"Give {', '.join(SIZES)}")
+    return found
+
 
 _LARGE: Final[tuple[Size, ...]] = ("team", "production")
 _IN: Final = "--namespace airflow"
@@ -236,8 +247,8 @@ STEPS: Final = (
         "trainer",
         "Kubeflow Trainer 2.3.0 with JobSet, and the runtime of TrainJobs in $TRAINING",
         "Jobs are TrainJobs where it is there, unless a recipe's `compute.kind` names another kind; the training "
-        "operator has the others. It has its own namespace, kubeflow-system. Where JobSet is installed already, take "
-        "it out of the first command's folder (docs/how-to/train-on-kubernetes.md)",
+        "operator has the others. It has its own namespace, kubeflow-system. Where JobSet is installed already, apply "
+        "that overlay without its line third-party/jobset",
         check=_rollout("kubeflow-system", _TRAINER) + " && kubectl get trainingruntime --namespace $TRAINING dropforge",
         before=(
             "kubectl apply --server-side -k "

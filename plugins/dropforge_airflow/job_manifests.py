@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kubeflow_training.hooks import PyTorchJobHook
-from kubeflow_training.jobs.kinds import PYTORCH_JOB, Kind, kind_named
+from kubeflow_training.jobs.kinds import Kind, kind_named
 from kubeflow_training.jobs.kinds.compile import compiled
 from kubeflow_training.jobs.kinds.compile import training_runtime as made_runtime
 from kubeflow_training.jobs.manifest import pytorch_job
@@ -20,12 +20,7 @@ def kind_for(compute: Compute) -> Kind:
 
     :raises JobError: if it does not answer. :raises DropforgeError: if it lacks what the jobs need.
     """
-    if compute.backend == "local":
-        return PYTORCH_JOB
-    if compute.kind != "auto":
-        return kind_named(compute.kind)
-    found = PyTorchJobHook(compute.backend).served(compute.namespace, RUNTIME)
-    return kind_named(job_kind(compute, [kind.name for kind in found.kinds], runtime=found.runtime))
+    return kind_named(job_kind(compute, lambda: PyTorchJobHook(compute.backend).served(compute.namespace, RUNTIME)))
 
 
 def manifest(arguments: Mapping[str, Any], kind: Kind) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from kubeflow_training.jobs.kinds import KINDS, PYTORCH_JOB, Kind, kind_of
+from kubeflow_training.jobs.kubernetes.discovery import Served
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.manifest.canonical import fingerprint
 from kubeflow_training.jobs.waiting.joblog import LOG_ANNOTATION
@@ -100,13 +101,13 @@ def test_the_kind_is_what_the_cluster_has(
     compute: dict[str, str], served: list[str], runtime: bool | None, kind: str
 ) -> None:
     recipe = parse_recipe(json.dumps({"base": {"scratch": {}}, "compute": {"backend": "kubernetes", **compute}}))
-    assert job_kind(recipe.compute, served, runtime=runtime) == kind
+    assert job_kind(recipe.compute, lambda: Served(tuple(served), runtime)) == kind
 
 
 def test_a_cluster_with_train_jobs_alone_needs_their_runtime() -> None:
     recipe = parse_recipe("base: {scratch: {}}\ncompute: {backend: kubernetes, namespace: ml}")
     with pytest.raises(DropforgeError, match="dropforge manifests runtime --namespace ml"):
-        job_kind(recipe.compute, ["TrainJob", "Job"], runtime=False)
+        job_kind(recipe.compute, lambda: Served(("TrainJob", "Job"), False))
 
 
 @pytest.mark.parametrize(

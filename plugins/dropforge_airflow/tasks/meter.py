@@ -75,7 +75,7 @@ class Meter:
         known = next((gang for gang in gangs.kept(self._store, self._run) if gang.uid == job["uid"]), None)
         if known is not None and known.ended is not None:
             return
-        rates = self._rates if known is None else Rates(known.gpus, known.cores)
+        rates = self._rates if known is None else known.rates
         found = self._gang(job, rates, started, finished)
         if seen is not None and seen.phase is not Phase.SUCCEEDED:
             found = replace(found, reason=str(seen.reason or ""))
@@ -103,7 +103,7 @@ class Meter:
     def left(self, uid: str | None) -> float | None:
         """Seconds that a gang may run, of all that the recipe lets the run use; None without a limit."""
         known = gangs.kept(self._store, self._run)
-        rates = next((Rates(gang.gpus, gang.cores) for gang in known if gang.uid == uid), self._rates)
+        rates = next((gang.rates for gang in known if gang.uid == uid), self._rates)
         found = gangs.used(known, time.time(), self._tariff, but=uid)
         return costs.seconds_left(found, rates, self._compute.limits, self._tariff)
 

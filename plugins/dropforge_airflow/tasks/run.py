@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -249,15 +249,14 @@ def end_jobs(opened: Opened, owner: str) -> None:
     :param owner: what the owner annotation of this run's jobs begins with.
     """
     namespace, labels = opened["evaluate"]["metadata"]["namespace"], {"dropforge/run": opened["run"]}
-    kinds = [str(opened["evaluate"]["kind"])]
-    for name in end_jobs_of(opened["backend"], namespace, labels, owner, kinds):
+    for name in end_jobs_of(opened["backend"], opened["evaluate"]["kind"], namespace, labels, owner):
         log.warning("Job %s still ran although its task had ended: it is deleted", name)
 
 
-def end_jobs_of(place: str, namespace: str, labels: Mapping[str, str], owner: str, kinds: Iterable[str]) -> list[str]:
+def end_jobs_of(place: str, kind: str, namespace: str, labels: Mapping[str, str], owner: str) -> list[str]:
     """Delete jobs that have not ended; their names. What cannot be looked at is told in the log, and may still run.
 
-    :param place: the backend. :param owner: what the jobs' owner annotation begins with. :param kinds: of the jobs.
+    :param place: the backend. :param kind: of the jobs. :param owner: what their owner annotation begins with.
     """
     from kubeflow_training.hooks import PyTorchJobHook
     from kubeflow_training.jobs.errors import JobError
@@ -265,17 +264,16 @@ def end_jobs_of(place: str, namespace: str, labels: Mapping[str, str], owner: st
     from kubeflow_training.jobs.observation import observe
 
     ended: list[str] = []
-    for kind in kinds:
-        try:
-            backend = PyTorchJobHook(place, kind=kind).connect()
-            for job in backend.jobs(namespace, labels=dict(labels)):
-                name = job.job["metadata"]["name"]
-                if not str(job.annotations.get(OWNER_ANNOTATION)).startswith(owner):
-                    continue
-                found = backend.read(name, namespace)
-                if found is not None and not observe(found.job, found.pods, found.events).ended:
-                    backend.delete(name, namespace, uid=found.uid)
-                    ended.append(f"{namespace}/{name}")
-        except JobError as error:
-            log.error("The jobs of %s could not be looked at and may still run: %s", owner, error)
+    try:
+        backend = PyTorchJobHook(place, kind=kind).connect()
+        for job in backend.jobs(namespace, labels=dict(labels)):
+            name = job.job["metadata"]["name"]
+            if not str(job.annotations.get(OWNER_ANNOTATION)).startswith(owner):
+                continue
+            found = backend.read(name, namespace)
+            if found is not None and not observe(found.job, found.pods, found.events).ended:
+                backend.delete(name, namespace, uid=found.uid)
+                ended.append(f"{namespace}/{name}")
+    except JobError as error:
+        log.error("The jobs of %s could not be looked at and may still run: %s", owner, error)
     return ended

@@ -312,6 +312,6 @@ def _end_jobs(planned: Planned, number: int) -> None:
     """Delete a trial's jobs that run: its task sees that, and its run comes to an orderly end."""
     owner = f"{FINETUNE_DAG}/{planned['trials'][number]['run']}/"
     labels = {"dropforge/family": planned["family"]}
-    kinds = [planned["kind"]]
-    for name in finetune_run.end_jobs_of(planned["backend"], planned["namespace"], labels, owner, kinds):
+    place = planned["backend"], planned["kind"], planned["namespace"]
+    for name in finetune_run.end_jobs_of(*place, labels, owner):
         log.info("Job %s of trial %d is deleted", name, number)

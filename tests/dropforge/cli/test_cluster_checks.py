@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kubeflow_training.jobs.kubernetes.discovery import Served
 
 from dropforge.cli import kube
 from dropforge.cli.cluster_checks import (
@@ -99,7 +100,7 @@ def kinds(compute: str, served: list[str], runtime: bool | None) -> dict[str, An
     cluster: Any = SimpleNamespace(
         get=lambda _: None,
         knows=lambda *_: True,
-        trains_with=lambda _: (served, runtime),
+        trains_with=lambda _: Served(tuple(served), runtime),
         may=lambda *_: True,
         try_out=lambda *where: tried.append(where[0]),
         now=lambda: None,
@@ -148,7 +149,7 @@ def test_the_pod_that_tokenises_is_held_against_the_nodes_too(more: str, large: 
     cluster: Any = SimpleNamespace(
         get=lambda path: {"items": nodes} if path == "/api/v1/nodes" else None,
         knows=lambda *_: True,
-        trains_with=lambda _: (["PyTorchJob", "Job"], False),
+        trains_with=lambda _: Served(("PyTorchJob", "Job"), False),
         may=lambda *_: True,
         try_out=lambda *_: None,
         now=lambda: None,
@@ -301,7 +302,7 @@ def test_a_claim_whose_class_is_not_there_never_gets_a_volume() -> None:
 def test_clocks_that_are_apart_are_told(behind: float, level: Level) -> None:
     cluster: Any = SimpleNamespace(
         get=lambda _: None, knows=lambda *_: True,
-        trains_with=lambda _: (["PyTorchJob", "Job"], False), may=lambda *_: True, try_out=lambda *_: None,
+        trains_with=lambda _: Served(("PyTorchJob", "Job"), False), may=lambda *_: True, try_out=lambda *_: None,
         now=lambda: time.time() + behind,
     )  # fmt: skip
     recipe = parse_recipe("base: {scratch: {}}\ncompute: {backend: kubernetes}")

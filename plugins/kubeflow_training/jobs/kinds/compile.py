@@ -10,7 +10,7 @@ from kubeflow_training.jobs.errors import ManifestError
 from kubeflow_training.jobs.kinds.indexed import INDEXED_JOB
 from kubeflow_training.jobs.kinds.kind import Kind
 from kubeflow_training.jobs.kinds.pytorch import PYTORCH_JOB
-from kubeflow_training.jobs.kinds.train import MANAGER, NODE, TRAIN_JOB
+from kubeflow_training.jobs.kinds.train import MANAGER, NODE, TRAIN_JOB, patched_pod
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.manifest.words import CONTAINER, JOB_NAME_LABEL
 from kubeflow_training.jobs.shapes import items, mapping
@@ -174,18 +174,7 @@ def _train_job(source: dict[str, Any], runtime: str | Mapping[str, Any], runtime
             made["spec"][key] = policy[key]
     TRAIN_JOB.pod_specs(made)[0].update(patch)
     for number, mounts in enumerate(more_mounts, 2):
-        group = {
-            "name": NODE,
-            "template": {
-                "spec": {"template": {"spec": {"containers": [{"name": NODE, "volumeMounts": mounts}]}}},
-            },
-        }
-        made["spec"]["runtimePatches"].append(
-            {
-                "manager": f"{MANAGER}-{number}",
-                "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [group]}}},
-            }
-        )
+        patched_pod(made, f"{MANAGER}-{number}")["containers"] = [{"name": NODE, "volumeMounts": mounts}]
     if metadata := mapping(template.get("metadata")):
         job = made["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
         job["template"]["spec"]["template"]["metadata"] = metadata

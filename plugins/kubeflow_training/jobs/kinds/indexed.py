@@ -28,22 +28,20 @@ class _IndexedJob(Kind):
         return whole(spec.get("completions")) or whole(spec.get("parallelism")) or 1
 
     def processes(self, job: Mapping[str, Any]) -> int:
-        name = self.training_container({"spec": self._pod(job)})
-        container = next((item for item in items(self._pod(job).get("containers")) if item.get("name") == name), {})
-        said = next((item for item in items(container.get("env")) if item.get("name") == "PET_NPROC_PER_NODE"), {})
+        env = items(self._training(self._pod(job)).get("env"))
+        said = next((item for item in env if item.get("name") == "PET_NPROC_PER_NODE"), {})
         each = str(said.get("value") or 1)
         return int(each) if each.isdecimal() else 1
 
     def requests(self, job: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
-        return [(self.wanted(job) or 1, self._resources(self._pod(job)))]
+        return [(self.wanted(job) or 1, mapping(self._training(self._pod(job)).get("resources")))]
 
     def suspended(self, job: Mapping[str, Any]) -> bool:
         return mapping(job.get("spec")).get("suspend") is True or "Suspended" in self.conditions(job)
 
     def restarts(self, job: Mapping[str, Any]) -> bool:
         spec = mapping(job.get("spec"))
-        policy = mapping(mapping(mapping(spec.get("template")).get("spec"))).get("restartPolicy")
-        return not (spec.get("backoffLimit") == 0 and policy == "Never")
+        return not (spec.get("backoffLimit") == 0 and self._pod(job).get("restartPolicy") == "Never")
 
     def pod_specs(self, manifest: dict[str, Any]) -> Sequence[dict[str, Any]]:
         return [manifest["spec"]["template"]["spec"]]
@@ -53,9 +51,9 @@ class _IndexedJob(Kind):
 
     def service(self, job: Mapping[str, Any]) -> dict[str, Any] | None:
         """The headless Service that gives the pods their names; None if the manifest wants none of that name."""
-        metadata, spec = mapping(job.get("metadata")), mapping(job.get("spec"))
+        metadata = mapping(job.get("metadata"))
         name = str(metadata.get("name") or "")
-        if mapping(mapping(spec.get("template")).get("spec")).get("subdomain") != name:
+        if self._pod(job).get("subdomain") != name:
             return None
         service: dict[str, Any] = {
             "apiVersion": "v1",
@@ -85,7 +83,7 @@ class _IndexedJob(Kind):
             yield Problem(
                 "spec.parallelism", "it is not `completions`", "All pods of a job run at once: make them equal"
             )
-        pod = mapping(mapping(spec.get("template")).get("spec"))
+        pod = self._pod(manifest)
         if pod.get("restartPolicy") not in ("Never", "OnFailure"):
             yield Problem("spec.template.spec.restartPolicy", "a Job takes Never or OnFailure", "Write Never")
         if not any(item.get("image") for item in items(pod.get("containers"))):

@@ -135,11 +135,10 @@ class Kind(ABC):
     def ended(self, job: Mapping[str, Any]) -> bool:
         return self.failed(job) is not None or self.succeeded(job) is not None
 
-    def _resources(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Of the training container of a pod's spec."""
+    def _training(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The training container of a pod's spec."""
         name = self.training_container({"spec": pod})
-        found = next((item for item in items(pod.get("containers")) if item.get("name") == name), {})
-        return mapping(found.get("resources"))
+        return next((item for item in items(pod.get("containers")) if item.get("name") == name), {})
 
     def _place(self, pod: Mapping[str, Any]) -> str:
         return name(pod) or "a pod"

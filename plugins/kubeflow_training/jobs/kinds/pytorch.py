@@ -34,7 +34,7 @@ class _PyTorchJob(Kind):
         found = []
         for item in map(mapping, self._replicas(job).values()):
             pod = mapping(mapping(item.get("template")).get("spec"))
-            found.append((_count(item.get("replicas", 1)), self._resources(pod)))
+            found.append((_count(item.get("replicas", 1)), mapping(self._training(pod).get("resources"))))
         return found
 
     def suspended(self, job: Mapping[str, Any]) -> bool:

@@ -60,19 +60,7 @@ class _TrainJob(Kind):
 
     def pod_specs(self, manifest: dict[str, Any]) -> Sequence[dict[str, Any]]:
         """The pod spec of this library's runtime patch, which is added if it is missing."""
-        patches = manifest["spec"].setdefault("runtimePatches", [])
-        patch = next((item for item in patches if item.get("manager") == MANAGER), None)
-        if patch is None:
-            patches.append(patch := {"manager": MANAGER})
-        spec = patch.setdefault("trainingRuntimeSpec", {}).setdefault("template", {}).setdefault("spec", {})
-        jobs = spec.setdefault("replicatedJobs", [])
-        job = next((item for item in jobs if item.get("name") == NODE), None)
-        if job is None:
-            jobs.append(job := {"name": NODE})
-        inner: dict[str, Any] = job
-        for key in ("template", "spec", "template", "spec"):
-            inner = inner.setdefault(key, {})
-        return [inner]
+        return [patched_pod(manifest)]
 
     def problems(self, manifest: Mapping[str, Any]) -> Iterator[Problem]:
         # The JobSet's pods are called NAME-node-0-INDEX, and the name is also their subdomain.
@@ -89,6 +77,23 @@ class _TrainJob(Kind):
         if not isinstance(pod, dict):
             yield Problem("spec.runtimePatches", "it is no list of patches", "Look at `kubectl explain trainjob.spec`")
         yield from pod_secret_problems("spec.runtimePatches", mapping(pod))
+
+
+def patched_pod(manifest: dict[str, Any], manager: str = MANAGER) -> dict[str, Any]:
+    """The pod spec of this manager's runtime patch, which is added if it is missing."""
+    patches = manifest["spec"].setdefault("runtimePatches", [])
+    patch = next((item for item in patches if item.get("manager") == manager), None)
+    if patch is None:
+        patches.append(patch := {"manager": manager})
+    spec = patch.setdefault("trainingRuntimeSpec", {}).setdefault("template", {}).setdefault("spec", {})
+    jobs = spec.setdefault("replicatedJobs", [])
+    job = next((item for item in jobs if item.get("name") == NODE), None)
+    if job is None:
+        jobs.append(job := {"name": NODE})
+    inner: dict[str, Any] = job
+    for key in ("template", "spec", "template", "spec"):
+        inner = inner.setdefault(key, {})
+    return inner
 
 
 TRAIN_JOB: Final = _TrainJob(

@@ -17,26 +17,22 @@ _PATCHES: Final = b'"runtimePatches"'
 class Served:
     """What a cluster can train with.
 
-    :param kinds: those that it serves, the preferred ones first.
+    :param kinds: names of those that it serves, the preferred ones first.
     :param runtime: whether the runtime of TrainJobs that was asked for is there; None if the account may not look.
     """
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[str, ...]
     runtime: bool | None
 
 
 def served(api_client: Any, namespace: str, runtime: str) -> Served:
-    """Ask a cluster what it can train with. Every account may know the kinds (`system:discovery`).
+    """Ask a cluster what it can train with.
 
     :param api_client: a configured `kubernetes.client.ApiClient`.
     :param namespace, runtime: name the TrainingRuntime that TrainJobs would have.
     :raises JobError: if the cluster does not answer.
     """
-    kinds: list[Kind] = []
-    if _PATCHES in _asked(api_client, f"/openapi/v3/apis/{TRAIN_JOB.api_version}"):
-        kinds.append(TRAIN_JOB)
-    if f'"{PYTORCH_JOB.plural}"'.encode() in _asked(api_client, f"/apis/{PYTORCH_JOB.api_version}"):
-        kinds.append(PYTORCH_JOB)
+    kinds = known_kinds(api_client)
     there: bool | None = False
     if TRAIN_JOB in kinds:
         try:
@@ -44,7 +40,20 @@ def served(api_client: Any, namespace: str, runtime: str) -> Served:
             there = bool(_asked(api_client, path))
         except JobForbiddenError:
             there = None
-    return Served((*kinds, INDEXED_JOB), there)
+    return Served(tuple(kind.name for kind in kinds), there)
+
+
+def known_kinds(api_client: Any) -> tuple[Kind, ...]:
+    """The kinds that the cluster serves, the preferred ones first. Every account may ask this (`system:discovery`).
+
+    :raises JobError: if the cluster does not answer.
+    """
+    kinds: list[Kind] = []
+    if _PATCHES in _asked(api_client, f"/openapi/v3/apis/{TRAIN_JOB.api_version}"):
+        kinds.append(TRAIN_JOB)
+    if f'"{PYTORCH_JOB.plural}"'.encode() in _asked(api_client, f"/apis/{PYTORCH_JOB.api_version}"):
+        kinds.append(PYTORCH_JOB)
+    return (*kinds, INDEXED_JOB)
 
 
 def _asked(api_client: Any, path: str) -> bytes:
