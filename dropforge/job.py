@@ -105,6 +105,10 @@ class Served(Protocol):
     def runtime(self) -> bool | None:
         """Whether the namespace has the runtime of TrainJobs; None if nobody may look."""
 
+    @property
+    def queued(self) -> bool:
+        """Whether its queues start TrainJobs as they are."""
+
 
 def training_runtime(namespace: str) -> dict[str, Any]:
     """Arguments of the runtime that says of a TrainJob's pods what a TrainJob cannot."""
@@ -114,16 +118,26 @@ def training_runtime(namespace: str) -> dict[str, Any]:
 def job_kind(compute: Compute, ask: Callable[[], Served]) -> str:
     """The kind of a recipe's jobs, where they run.
 
-    :param ask: asks their cluster what it has; with `kind: auto` on Kubernetes.
-    :raises DropforgeError: if the cluster has Kubeflow Trainer alone, and the runtime is missing.
+    :param ask: asks their cluster what it has; with `kind: auto` on Kubernetes, and for TrainJobs in a queue.
+    :raises DropforgeError: if the cluster has Kubeflow Trainer alone, and the runtime is missing; if its queue would
+        break the TrainJobs that the recipe names.
     """
     if compute.backend == "local":
         return "PyTorchJob"
-    if compute.kind != "auto":
+    if compute.kind != "auto" and (compute.kind != "TrainJob" or compute.queue is None):
         return compute.kind
     found = ask()
     served, runtime = found.kinds, found.runtime
-    trains = "TrainJob" in served and compute.priority_class is None  # a TrainJob cannot name one
+    queued = compute.queue is None or found.queued
+    if compute.kind == "TrainJob":
+        if queued:
+            return compute.kind
+        raise DropforgeError(
+            f"`compute.queue: {compute.queue}`",
+            "the cluster has no Kueue 0.17 or newer, and an older one takes away what a TrainJob says of its pods",
+            "Update Kueue, or set `compute.kind: auto`",
+        )
+    trains = "TrainJob" in served and compute.priority_class is None and queued  # a TrainJob cannot name one
     if trains and runtime:
         return "TrainJob"
     if "PyTorchJob" in served:

@@ -59,6 +59,10 @@ class Namespace:
         self.core.delete_namespaced_pod(pod, self.name, grace_period_seconds=0)
 
 
+def kubectl(*words: str, feed: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["kubectl", *words], input=feed, capture_output=True, text=True)
+
+
 @pytest.fixture(scope="session")
 def machine_node() -> Any:
     """The cluster's node that is this machine."""
@@ -85,13 +89,23 @@ def opened(machine_node: Any, folder: Path, *parts: str, **claims: str) -> Itera
     """A namespace for a while.
 
     :param folder: for its kubeconfig. :param parts: of the shipped rights, beside `rbac.yaml`.
-    :param claims: claims on folders of this machine, by name; all but that on its root may be written to.
+    :param claims: folders of this machine that it has claims on, by name of the claim.
     """
     rights = Rights(folder, *parts)
     name, core = rights.namespace, client.CoreV1Api()
     # Not "restricted": the training operator's own init container of workers says nothing of its rights.
     core.patch_namespace(name, {"metadata": {"labels": {ENFORCED: "baseline"}}})
-    size = {"storage": "1Gi"}
+    try:
+        with claimed(name, machine_node, **claims):
+            yield Namespace(name, core, client.CustomObjectsApi(), rights.kubeconfig)
+    finally:
+        rights.close()
+
+
+@contextmanager
+def claimed(name: str, machine_node: Any, **claims: str) -> Iterator[None]:
+    """A namespace has claims on folders of this machine; all but that on its root may be written to."""
+    core, size = client.CoreV1Api(), {"storage": "1Gi"}
     node = {"key": "metadata.name", "operator": "In", "values": [machine_node.metadata.name]}
     for claim, path in claims.items():
         modes = ["ReadOnlyMany" if path == "/" else "ReadWriteMany"]
@@ -114,9 +128,8 @@ def opened(machine_node: Any, folder: Path, *parts: str, **claims: str) -> Itera
         }
         core.create_namespaced_persistent_volume_claim(name, {"metadata": {"name": claim}, "spec": spec})
     try:
-        yield Namespace(name, core, client.CustomObjectsApi(), rights.kubeconfig)
+        yield
     finally:
-        rights.close()
         for claim in claims:
             core.delete_persistent_volume(f"{name}-{claim}")
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,21 +19,30 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from kubeflow_training.jobs.kinds import Kind, kind_named
+from kubeflow_training.jobs.kubernetes.discovery import served
+from kubernetes import client
+from typer.testing import CliRunner
 
 from dropforge import layout, tracking
+from dropforge.cli.app import app
 from dropforge.client.airflow import FINETUNE
 from dropforge.client.drops import wait_for_run
 from dropforge.gangs import Gang, kept
-from tests.cluster.conftest import IMAGE, REPOSITORY, Namespace, opened, preset, started
+from dropforge.install.keys import AIRFLOW
+from dropforge.install.rights import ENFORCED
+from dropforge.job import RUNTIME
+from tests.cluster.conftest import IMAGE, REPOSITORY, Namespace, claimed, kubectl, preset, started
 from tests.cluster.queue_yard import queues
 from tests.e2e.harness import Stack
+from tests.kubeflow_training.rights import admin, write_kubeconfig
 
 _BUILDER = os.environ.get("DROPFORGE_IMAGE_BUILDER", "")
 ACCOUNT, QUEUE = "dropforge-trainer", "training"
 _PRESET = "team"
 GANG = {"nodes": 2, "cpus": 0.9, "memory_gb": 2}
 _PACKAGES = "/opt/dropforge/.venv/lib/python3.11/site-packages"
-_ROLES = ("events", "kueue", "nodes", "short-grace")
+_ACCOUNT_OF_TASKS = "airflow-worker"
 
 
 def _missing() -> str:
@@ -49,12 +59,12 @@ NO_IMAGE = _missing()
 """Why there can be no image for the pods; empty if there can."""
 
 
-def built() -> tuple[str, float]:
-    """The trainer's image on the node, without its packages, and the seconds that it took to build and load."""
-    if IMAGE:
+def built(service: str = "trainer") -> tuple[str, float]:
+    """An image on the node, without its packages, and the seconds that it took to build and load."""
+    if IMAGE and service == "trainer":
         return IMAGE, 0.0
-    name, began = "test.local/dropforge-trainer:whole-way", time.monotonic()
-    command = [_BUILDER, "images/trainer/Dockerfile", ".", name, "--load", "--build-arg", "VARIANT=mounted"]
+    name, began = f"test.local/dropforge-{service}:whole-way", time.monotonic()
+    command = [_BUILDER, f"images/{service}/Dockerfile", ".", name, "--load", "--build-arg", "VARIANT=mounted"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return name, time.monotonic() - began
@@ -63,13 +73,14 @@ def built() -> tuple[str, float]:
 @dataclass(frozen=True)
 class Place:
     """
-    :param image: of the pods. :param built: seconds that it took to build.
+    :param image: of the pods. :param built: seconds that it took to build. :param kind: of the jobs.
     """
 
     stack: Stack
     namespace: Namespace
     image: str
     built: float
+    kind: Kind
 
     def drop(self, family: str, files: dict[str, Path], recipe: str | None = None) -> Course:
         """Upload the files, and wait until their run is there."""
@@ -80,15 +91,16 @@ class Place:
 
 @contextmanager
 def place(machine_node: Any, folder: Path, recipe: dict[str, Any]) -> Iterator[Place]:
-    """A stack whose account has the shipped Roles, whose pods come from the image and an account without rights, and
+    """A stack with the account of Airflow's tasks, whose pods come from the image and an account without rights, and
     wait in a team's queue with room for one gang.
 
     :param folder: an empty one. :param recipe: what the team's preset says beside that.
     """
     image, seconds = built()
-    with opened(machine_node, folder, *_ROLES, machine="/") as namespace:
-        account = {"metadata": {"name": ACCOUNT}, "automountServiceAccountToken": False}
-        namespace.core.create_namespaced_service_account(namespace.name, account)
+    with installed(machine_node, folder) as namespace:
+        # An older Kueue takes no TrainJobs, and the training operator's own container is not restricted.
+        kind = "auto" if served(admin(), namespace.name, RUNTIME).queued else "Job"
+        recipe = recipe | {"compute": {"kind": kind}}
         mark = namespace.name.removeprefix("test-")
         team = {"namespace": namespace.name, "queue": QUEUE, "largest": GANG}
         team["quota"] = {f"real-{mark}": {"cpus": 1.9, "memory_gb": 6}}
@@ -96,12 +108,46 @@ def place(machine_node: Any, folder: Path, recipe: dict[str, Any]) -> Iterator[P
         presets, state = _presets(folder / "presets", namespace, image, recipe), folder / "stack"
         state.mkdir()
         with queues(file), started(state, machine_node, namespace, presets, _PRESET, {}) as stack:
-            yield Place(stack, namespace, image, seconds)
+            yield Place(stack, namespace, image, seconds, kind_named("TrainJob" if kind == "auto" else kind))
+
+
+@contextmanager
+def installed(machine_node: Any, folder: Path) -> Iterator[Namespace]:
+    """What `dropforge manifests` prints of namespaces, rights and runtime, applied; restricted pods alone may come.
+
+    :param folder: for the kubeconfig of Airflow's tasks.
+    """
+    name, core = f"test-{uuid.uuid4().hex[:10]}", client.CoreV1Api()
+    words = ("namespaces", "rights", "runtime", "--size", "team", "--namespace", name)
+    printed = CliRunner().invoke(app, ["manifests", *words], catch_exceptions=False).stdout
+    wide = [one for one in yaml.safe_load_all(printed) if "namespace" not in one["metadata"]]
+    # What the cluster has already stays.
+    made = [one for one in wide if kubectl("create", "-f", "-", feed=json.dumps(one)).returncode == 0]
+    try:
+        applied("apply", "-f", "-", feed=printed)
+        applied("label", "--overwrite", "namespace", name, f"{ENFORCED}=restricted")
+        # Its chart makes it.
+        applied("apply", "-f", "-", "-n", AIRFLOW, feed=json.dumps(_account_of_tasks()))
+        kubeconfig = write_kubeconfig(folder / "tasks.kubeconfig", AIRFLOW, _ACCOUNT_OF_TASKS)
+        with claimed(name, machine_node, machine="/"):
+            yield Namespace(name, core, client.CustomObjectsApi(), kubeconfig)
+    finally:
+        applied("delete", "--wait=false", "-f", "-", feed=yaml.safe_dump_all(made))
+
+
+def _account_of_tasks() -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": _ACCOUNT_OF_TASKS}}
+
+
+def applied(*words: str, feed: str = "") -> None:
+    done = kubectl(*words, feed=feed)
+    assert done.returncode == 0, done.stderr
 
 
 def _presets(folder: Path, namespace: Namespace, image: str, recipe: dict[str, Any]) -> Path:
     """The folder of the team's preset."""
-    found = preset(namespace.name) | recipe
+    found = preset(namespace.name)
+    found |= recipe | {"compute": found["compute"] | recipe["compute"]}
     found["compute"] |= GANG | {"image": image, "queue": QUEUE, "service_account": ACCOUNT}
     if not IMAGE:
         packages = Path(sysconfig.get_path("purelib")).resolve()
@@ -109,6 +155,11 @@ def _presets(folder: Path, namespace: Namespace, image: str, recipe: dict[str, A
     folder.mkdir()
     (folder / f"{_PRESET}.yaml").write_text(yaml.safe_dump(found))
     return folder
+
+
+def rank(pod: Any) -> int:
+    """The rank of its node in the job."""
+    return int(pod.metadata.labels["batch.kubernetes.io/job-completion-index"])
 
 
 @dataclass(frozen=True)
@@ -135,16 +186,15 @@ class Course:
         return str(tracked.data.tags[tracking.TAG_RUN])
 
     def pods(self) -> list[Any]:
-        """Of its training, now; they are named after their job."""
+        """Of its training, now, in the order of their ranks; they are named after their job."""
         found: list[Any] = self.namespace.core.list_namespaced_pod(self.namespace.name).items
-        own = [pod for pod in found if pod.metadata.name.startswith(f"train-{self.family}-")]
-        return sorted(own, key=lambda pod: str(pod.metadata.name))
+        return sorted((pod for pod in found if pod.metadata.name.startswith(f"train-{self.family}-")), key=rank)
 
     def step(self) -> int:
         """The last one that rank 0 told."""
         told = 0
         for pod in self.pods():
-            if "-master-" in pod.metadata.name and pod.status.phase == "Running":
+            if rank(pod) == 0 and pod.status.phase == "Running":
                 log = self.namespace.core.read_namespaced_pod_log(pod.metadata.name, self.namespace.name)
                 told = max([told, *(int(step) for step in re.findall(r'@progress {"step": (\d+)', log))])
         return told
@@ -172,8 +222,10 @@ class Course:
 
     def job(self) -> dict[str, Any]:
         """The one that trained, or trains, as the cluster has it."""
-        labels = {"dropforge/family": self.family, "dropforge/purpose": "train"}
-        return next(one for one in self.namespace.jobs() if labels.items() <= one["metadata"]["labels"].items())
+        kind, labels = self.place.kind, f"dropforge/family={self.family},dropforge/purpose=train"
+        place = (kind.group, kind.version, self.namespace.name, kind.plural)
+        found = self.namespace.custom.list_namespaced_custom_object(*place, label_selector=labels)["items"]
+        return dict(next(one for one in found if not kind.part_of_another(one)))
 
     def marks(self) -> Marks:
         """Of a run that is over, and had one gang."""

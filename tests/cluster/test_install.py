@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from dropforge.cli.app import app
 from dropforge.install.steps import SIZES
+from tests.cluster.conftest import kubectl
 
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
@@ -54,10 +55,6 @@ CRDS = {
     ),
     "image-policy": ("github.com/sigstore/policy-controller@*/config", ("300-clusterimagepolicy.yaml",)),
 }
-
-
-def kubectl(*words: str, feed: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["kubectl", *words], input=feed, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""The whole way as a team has it: the trainer's image from its Dockerfile, Kueue, accounts with the least rights.
+"""The whole way as a team has it: the trainer's image from its Dockerfile, Kueue, a namespace that takes restricted
+pods alone, and the rights that `dropforge manifests` prints.
 
 One drop's content four times: nobody disturbs the first run, the others lose a container, a pod and the node. All end
 in the same model. Runs alone: the node goes for everybody.
@@ -11,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes import client
 
-from dropforge import tracking
+from dropforge import layout, tracking
 from dropforge.gangs import failed
-from dropforge.install.rights import ENFORCED
-from tests.cluster.conftest import Namespace
 from tests.cluster.node_machine import kill_container, switched_off
 from tests.cluster.queue_yard import Looks
-from tests.cluster.team_place import ACCOUNT, NO_IMAGE, QUEUE, Course, Place, place
+from tests.cluster.team_place import ACCOUNT, NO_IMAGE, QUEUE, Course, Place, place, rank
 from tests.e2e.harness import typed, wait
 
 pytestmark = [
@@ -51,36 +49,21 @@ def test_a_drop_becomes_a_model_by_the_image_the_queue_and_the_least_rights(
 ) -> None:
     pods = wait("its gang", lambda: len(found := undisturbed.pods()) == 2 and found)
     for pod in pods:
-        (trainer,) = [one for one in pod.spec.containers if one.name == "pytorch"]
+        (trainer,) = pod.spec.containers
         assert trainer.image == team.image
         assert (pod.spec.service_account_name, pod.spec.automount_service_account_token) == (ACCOUNT, False)
         assert not [one for one in trainer.volume_mounts if "serviceaccount" in one.mount_path]
     job = undisturbed.job()
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == QUEUE
     assert job["metadata"]["name"] in Looks(team.namespace.name).admitted()
-    accepted_where_restricted(team.namespace, job)
     undisturbed.end()
     marks = undisturbed.marks()
     with capsys.disabled():
         print(f"\ndrop to model {marks.ended - marks.dropped:.0f} s: {marks}; image built in {team.built:.0f} s")
 
 
-def accepted_where_restricted(namespace: Namespace, job: dict[str, Any]) -> None:
-    """A namespace that enforces Kubernetes' restricted standard takes its pod; asked by a dry run."""
-    name, spec = f"{namespace.name}-strict", dict(job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"])
-    del spec["serviceAccountName"]
-    namespace.core.create_namespace({"metadata": {"name": name, "labels": {ENFORCED: "restricted"}}})
-    try:
-        made = {"metadata": {"name": "asked"}, "spec": spec}
-        account = client.CoreV1Api().list_namespaced_service_account
-        wait("the namespace's account", lambda: account(name).items, 30)
-        namespace.core.create_namespaced_pod(name, made, dry_run="All")
-    finally:
-        namespace.core.delete_namespace(name, grace_period_seconds=0)
-
-
 def worker(found: Course) -> Any:
-    return next(pod for pod in found.pods() if "-worker-" in pod.metadata.name)
+    return next(pod for pod in found.pods() if rank(pod) == 1)
 
 
 def delete(found: Course) -> None:
@@ -113,6 +96,12 @@ def disturbed(team: Place, undisturbed: Course, sample: dict[str, Path]) -> dict
     return made
 
 
+def kept_logs(found: Course) -> set[str]:
+    """Names of the pods whose logs the run has."""
+    prefix = layout.logs_prefix(found.run)
+    return {key.removeprefix(prefix).partition("/")[0] for key in found.stack.connection.store.sizes(prefix)}
+
+
 def held_to(found: Course, undisturbed: Course, *causes: str, lost: int = 0) -> None:
     """It ended in the same model, resumed, with everything told.
 
@@ -129,9 +118,10 @@ def held_to(found: Course, undisturbed: Course, *causes: str, lost: int = 0) -> 
     assert f"attempt 1: {tags[tracking.TAG_CAUSES]}" in tags[tracking.TAG_FAILURE]
     (gone,) = failed(found.gangs(), "train")
     for gang in found.gangs():
-        for replica, rank in (("master-0", 0), ("worker-0", 1)):
-            own = typed(found.stack, "logs", found.run, "--pod", f"{gang.job}-{replica}").stdout
-            assert f"[rank {rank}]" in own, f"no line of {gang.job}-{replica}"
+        own = [name for name in kept_logs(found) if name.startswith(f"{gang.job}-")]
+        told = [typed(found.stack, "logs", found.run, "--pod", name).stdout for name in own]
+        for number in (0, 1):
+            assert any(f"[rank {number}]" in one for one in told), f"rank {number} of {gang.job}: {own}"
     assert gone.step is not None
     assert f"- Trainings that failed: {tags[tracking.TAG_CAUSES]}" in found.stack.log(found.dag_run, "report")
 

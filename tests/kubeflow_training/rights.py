@@ -58,6 +58,39 @@ def create(client: Any, namespace: str, *shipped: dict[str, Any]) -> None:
                 raise
 
 
+def write_kubeconfig(path: Path, namespace: str, account: str, server: str | None = None) -> Path:
+    """A kubeconfig with a new token of the namespace's account.
+
+    :param server: another address than the cluster's own, such as that of a proxy which a test cuts.
+    """
+    from kubernetes.client import CoreV1Api
+
+    answer = CoreV1Api(admin()).create_namespaced_service_account_token(
+        account, namespace, {"spec": {"expirationSeconds": 7200}}
+    )
+    known = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
+    current = next(item for item in known["contexts"] if item["name"] == known["current-context"])["context"]
+    cluster = dict(next(item for item in known["clusters"] if item["name"] == current["cluster"])["cluster"])
+    if server is not None:
+        host = cluster["server"].split("://")[1].split(":")[0].split("/")[0]
+        cluster |= {"server": server, "tls-server-name": cluster.get("tls-server-name", host)}
+    context = {"cluster": "cluster", "user": account, "namespace": namespace}
+    path.touch(mode=0o600)
+    path.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "restricted",
+                "clusters": [{"name": "cluster", "cluster": cluster}],
+                "users": [{"name": account, "user": {"token": answer.status.token}}],
+                "contexts": [{"name": "restricted", "context": context}],
+            }
+        )
+    )
+    return path
+
+
 class Rights:
     """A namespace of its own, and an account in it that has `rbac.yaml` and the parts that are named.
 
@@ -83,34 +116,7 @@ class Rights:
 
         :param server: another address than the cluster's own, such as that of a proxy which a test cuts.
         """
-        answer = self._core.create_namespaced_service_account_token(
-            account, self.namespace, {"spec": {"expirationSeconds": 7200}}
-        )
-        known = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
-        current = next(item for item in known["contexts"] if item["name"] == known["current-context"])["context"]
-        cluster = dict(next(item for item in known["clusters"] if item["name"] == current["cluster"])["cluster"])
-        if server is not None:
-            host = cluster["server"].split("://")[1].split(":")[0].split("/")[0]
-            cluster |= {"server": server, "tls-server-name": cluster.get("tls-server-name", host)}
-        path.touch(mode=0o600)
-        path.write_text(
-            json.dumps(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "current-context": "restricted",
-                    "clusters": [{"name": "cluster", "cluster": cluster}],
-                    "users": [{"name": account, "user": {"token": answer.status.token}}],
-                    "contexts": [
-                        {
-                            "name": "restricted",
-                            "context": {"cluster": "cluster", "user": account, "namespace": self.namespace},
-                        }
-                    ],
-                }
-            )
-        )
-        return path
+        return write_kubeconfig(path, self.namespace, account, server)
 
     def _wait_for(self, shipped: list[dict[str, Any]]) -> None:
         """The API server hears of bindings a moment after they are made."""

@@ -11,6 +11,9 @@ from kubeflow_training.jobs.kubernetes.answers import TIMEOUT, NotFoundError, so
 
 _PATCHES: Final = b'"runtimePatches"'
 """In the description of a TrainJob from Kubeflow Trainer 2.2 on; `compiled` makes none without."""
+_QUEUES: Final = "/openapi/v3/apis/kueue.x-k8s.io/v1beta2"
+_SINCE_PATCHES: Final = b'"preemptionGates"'
+"""In the description of a Workload from Kueue 0.17 on, which knows Trainer's `runtimePatches` too."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +22,12 @@ class Served:
 
     :param kinds: names of those that it serves, the preferred ones first.
     :param runtime: whether the runtime of TrainJobs that was asked for is there; None if the account may not look.
+    :param queued: whether its queues start TrainJobs as they are: Kueue before 0.17 takes `runtimePatches` away.
     """
 
     kinds: tuple[str, ...]
     runtime: bool | None
+    queued: bool = False
 
 
 def served(api_client: Any, namespace: str, runtime: str) -> Served:
@@ -34,13 +39,15 @@ def served(api_client: Any, namespace: str, runtime: str) -> Served:
     """
     kinds = known_kinds(api_client)
     there: bool | None = False
+    queued = False
     if TRAIN_JOB in kinds:
+        queued = _SINCE_PATCHES in _asked(api_client, _QUEUES)
         try:
             path = f"/apis/{TRAIN_JOB.api_version}/namespaces/{namespace}/trainingruntimes/{runtime}"
             there = bool(_asked(api_client, path))
         except JobForbiddenError:
             there = None
-    return Served(tuple(kind.name for kind in kinds), there)
+    return Served(tuple(kind.name for kind in kinds), there, queued)
 
 
 def known_kinds(api_client: Any) -> tuple[Kind, ...]:
