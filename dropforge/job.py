@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from dropforge import layout
 from dropforge.errors import DropforgeError
@@ -26,6 +26,8 @@ SECRET = "dropforge-trainer"  # noqa: S105 - the secret's name
 RUNTIME = "dropforge"
 # Trainers ask nothing of the API server.
 _POD = {"automountServiceAccountToken": False}
+_GRACE: Final = Compute().grace_seconds
+"""Seconds that pods of TrainJobs have by their runtime. Kueue 0.19 drops from a job what its runtime does not say."""
 # Before names of annotations that Kueue reads.
 KUEUE = "kueue.x-k8s.io/"
 # Annotation by which the operator knows where the trainer keeps the whole log.
@@ -68,7 +70,6 @@ def network_job(compute: Compute, name: str, order: Order) -> dict[str, Any]:
         **_placed(name, compute, "train", compute.nodes),
         "nodes": compute.nodes,
         "processes_per_node": compute.processes_per_node,
-        "grace_seconds": 5,
         "deadline_seconds": int(order.joining + order.seconds),
         "ttl_seconds": _FORGOTTEN,
         "labels": {"app.kubernetes.io/managed-by": "dropforge", "dropforge/purpose": "bench-network"},
@@ -112,7 +113,8 @@ class Served(Protocol):
 
 def training_runtime(namespace: str) -> dict[str, Any]:
     """Arguments of the runtime that says of a TrainJob's pods what a TrainJob cannot."""
-    return {"name": RUNTIME, "namespace": namespace, "secrets": [SECRET], "pod": dict(_POD)}
+    pod = {**_POD, "terminationGracePeriodSeconds": _GRACE}
+    return {"name": RUNTIME, "namespace": namespace, "secrets": [SECRET], "pod": pod}
 
 
 def job_kind(compute: Compute, ask: Callable[[], Served]) -> str:
@@ -128,16 +130,13 @@ def job_kind(compute: Compute, ask: Callable[[], Served]) -> str:
         return compute.kind
     found = ask()
     served, runtime = found.kinds, found.runtime
-    queued = compute.queue is None or found.queued
+    broken = _broken_in_queue(compute, found)
     if compute.kind == "TrainJob":
-        if queued:
-            return compute.kind
-        raise DropforgeError(
-            f"`compute.queue: {compute.queue}`",
-            "the cluster has no Kueue 0.17 or newer, and an older one takes away what a TrainJob says of its pods",
-            "Update Kueue, or set `compute.kind: auto`",
-        )
-    trains = "TrainJob" in served and compute.priority_class is None and queued  # a TrainJob cannot name one
+        if broken:
+            raise DropforgeError("a TrainJob in a queue", broken, "Set `compute.kind: auto`")
+        return compute.kind
+    # A TrainJob cannot name a class of priority.
+    trains = "TrainJob" in served and compute.priority_class is None and not broken
     if trains and runtime:
         return "TrainJob"
     if "PyTorchJob" in served:
@@ -151,6 +150,17 @@ def job_kind(compute: Compute, ask: Callable[[], Served]) -> str:
             f"dropforge manifests runtime --namespace {compute.namespace} | kubectl apply -f -",
         )
     return "Job"
+
+
+def _broken_in_queue(compute: Compute, found: Served) -> str:
+    """What Kueue would take away from a recipe's TrainJobs, so that they never start; empty if nothing."""
+    if compute.queue is None:
+        return ""
+    if not found.queued:
+        return "there is no Kueue 0.17 or newer, and an older one takes away what a TrainJob says of its pods"
+    if compute.grace_seconds != _GRACE:
+        return f"Kueue takes away its `compute.grace_seconds`, if they are not {_GRACE}"
+    return ""
 
 
 def queue_timeout(compute: Compute) -> timedelta | None:

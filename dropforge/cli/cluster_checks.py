@@ -132,7 +132,7 @@ def examine_cluster(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
         yield from kind_findings(asked, served)
     except DropforgeError as error:
         yield Finding("kind of job", Level.FAIL, f"{error.thing}: {error.cause}", error.mend)
-        asked = replace(asked, kind="TrainJob")  # it has no runtime; what else is missing is worth knowing
+        asked = replace(asked, kind="TrainJob")  # which lacks something; what else is missing is worth knowing
     for name, check in _CHECKS:
         try:
             yield from check(cluster, asked)
@@ -145,6 +145,8 @@ def examine_cluster(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
 def kind_findings(asked: Asked, served: Served) -> Iterator[Finding]:
     """Whether the cluster knows the jobs and, of TrainJobs, has their runtime. Pure."""
     kind, why = asked.kind, "" if asked.recipe.compute.kind == "auto" else ", as `compute.kind` says"
+    if asked.recipe.compute.queue and kind != "TrainJob" and served.runtime and not served.queued:
+        why = why or ": Kueue before 0.17 starts no TrainJobs"
     if kind not in served.kinds:
         mend = f"Install {_OPERATORS[kind]}, or change `compute.kind`"
         yield Finding("kind of job", Level.FAIL, f"the cluster does not know the {kind}{why}", mend)

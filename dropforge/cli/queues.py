@@ -79,7 +79,7 @@ def _warn_of_racks(teams: Teams) -> None:
     racks = [name for name, flavor in teams.flavors.items() if flavor.topology]
     if racks:
         text = f"flavors with a topology ({', '.join(racks)}) need a Kueue with the fix of its issue 10778"
-        mend = "0.16.1, which `dropforge install --plan` names, lacks it: docs/how-to/racks.md"
+        mend = "0.18 has it, and 0.16.1 does not: docs/how-to/racks.md"
         Console(stderr=True, soft_wrap=True).print(Text(f"{text}. {mend}", style="yellow"))
 
 

@@ -263,11 +263,10 @@ STEPS: Final = (
         "kueue",
         "Kueue",
         "Jobs start whole or wait, by quotas and priorities of teams. After the operators, whose jobs it "
-        "guards. teams.yaml begins with one team in $TRAINING: change it to your nodes, and give the step again. With "
-        "racks (`topology` there) this version has a fault, issue 10778 of Kueue: take a later one "
+        "guards. teams.yaml begins with one team in $TRAINING: change it to your nodes, and give the step again "
         "(docs/how-to/team-queues.md)",
         check=_rollout("kueue-system", "deployment/kueue-controller-manager"),
-        chart=Chart("kueue", "oci://registry.k8s.io/kueue/charts/kueue", "0.16.1", "kueue-system"),
+        chart=Chart("kueue", "oci://registry.k8s.io/kueue/charts/kueue", "0.19.0", "kueue-system"),
         after=(
             "test -e teams.yaml || "
             'sed "s/namespace: training$/namespace: $TRAINING/" helm-values/one-team.yaml > teams.yaml',

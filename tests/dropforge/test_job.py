@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from kubeflow_training.jobs.kinds import KINDS, PYTORCH_JOB, Kind, kind_of
+from kubeflow_training.jobs.kinds import KINDS, PYTORCH_JOB, TRAIN_JOB, Kind, kind_of
 from kubeflow_training.jobs.kubernetes.discovery import Served
 from kubeflow_training.jobs.manifest import pytorch_job
 from kubeflow_training.jobs.manifest.canonical import fingerprint
@@ -84,9 +84,24 @@ def test_pods_of_a_train_job_have_the_keys_that_others_get_themselves() -> None:
     assert pod["automountServiceAccountToken"] is other["automountServiceAccountToken"] is False
 
 
+def test_a_train_job_says_nothing_that_a_queue_takes_away() -> None:
+    recipe = parse_recipe("base: {scratch: {}}\ncompute: {backend: kubernetes, queue: team}")
+    for arguments in (train_job(SPEC, recipe), network_job(recipe.compute, "bench", Order(8, "efa", [1], 1.0, 1.0))):
+        (patch,) = TRAIN_JOB.pod_specs(manifest_of(arguments, TRAIN_JOB))
+        assert "terminationGracePeriodSeconds" not in patch
+    slow = parse_recipe("base: {scratch: {}}\ncompute: {backend: kubernetes, grace_seconds: 90}")
+    (patch,) = TRAIN_JOB.pod_specs(manifest_of(train_job(SPEC, slow), TRAIN_JOB))
+    assert patch["terminationGracePeriodSeconds"] == 90
+    (group,) = runtime_of("ml")["spec"]["template"]["spec"]["replicatedJobs"]
+    assert group["template"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 60
+
+
 @pytest.mark.parametrize(
     ("compute", "served", "runtime", "kind"),
     [
+        ({"queue": "team"}, ["TrainJob", "PyTorchJob", "Job"], True, "PyTorchJob"),
+        ({"queue": "team"}, ["TrainJob", "Job"], True, "Job"),
+        ({"queue": "team", "kind": "PyTorchJob"}, ["TrainJob", "PyTorchJob", "Job"], True, "PyTorchJob"),
         ({}, ["TrainJob", "PyTorchJob", "Job"], True, "TrainJob"),
         ({}, ["TrainJob", "PyTorchJob", "Job"], False, "PyTorchJob"),
         ({}, ["TrainJob", "PyTorchJob", "Job"], None, "PyTorchJob"),
@@ -102,6 +117,23 @@ def test_the_kind_is_what_the_cluster_has(
 ) -> None:
     recipe = parse_recipe(json.dumps({"base": {"scratch": {}}, "compute": {"backend": "kubernetes", **compute}}))
     assert job_kind(recipe.compute, lambda: Served(tuple(served), runtime)) == kind
+
+
+@pytest.mark.parametrize(
+    ("more", "queued", "whole"),
+    [("", True, True), ("", False, False), (", grace_seconds: 90", True, False)],
+    ids=["kueue-0.17", "an-older-kueue", "a-grace-of-its-own"],
+)
+def test_train_jobs_wait_in_a_queue_that_leaves_them_as_they_are(more: str, queued: bool, whole: bool) -> None:
+    found = Served(("TrainJob", "PyTorchJob", "Job"), runtime=True, queued=queued)
+    text = f"base: {{scratch: {{}}}}\ncompute: {{backend: kubernetes, queue: team{more}, kind: "
+    auto, named = (parse_recipe(f"{text}{kind}}}").compute for kind in ("auto", "TrainJob"))
+    assert job_kind(auto, lambda: found) == ("TrainJob" if whole else "PyTorchJob")
+    if whole:
+        assert job_kind(named, lambda: found) == "TrainJob"
+    else:
+        with pytest.raises(DropforgeError, match="Kueue.* takes? away"):
+            job_kind(named, lambda: found)
 
 
 def test_a_cluster_with_train_jobs_alone_needs_their_runtime() -> None:

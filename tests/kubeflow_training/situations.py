@@ -86,8 +86,8 @@ class Stage:
                 edit(pod)
         manifest = compiled(manifest, kind, runtime=RUNTIME, runtime_kind="TrainingRuntime")
         if kind is TRAIN_JOB and "queue" in more:
-            # Kueue 0.16 is built for an older Trainer: as it admits a TrainJob it drops the runtimePatches of 2.2 and
-            # newer, and the JobSet refuses the change. What they say has to be in the runtime.
+            # Kueue before 0.17 is built for an older Trainer: as it admits a TrainJob it drops the runtimePatches of
+            # 2.2 and newer, and the JobSet refuses the change. What they say has to be in the runtime.
             del manifest["spec"]["runtimePatches"]
             manifest["spec"]["runtimeRef"]["name"] = f"{RUNTIME}-pretend"
         self.jobs.append((kind, name))

@@ -118,6 +118,10 @@ def test_the_kind_of_job_is_looked_at_first() -> None:
     lost = kinds("", ["TrainJob", "Job"], False)
     assert lost["kind of job"].mend == "dropforge manifests runtime --namespace team-a | kubectl apply -f -"
     assert kinds(", kind: TrainJob", ["TrainJob", "Job"], False)["runtime"].level is Level.FAIL
+    queued = kinds(", queue: team", ["TrainJob", "PyTorchJob", "Job"], True)["kind of job"]
+    assert queued.found == "PyTorchJob: Kueue before 0.17 starts no TrainJobs"
+    broken = kinds(", queue: team, kind: TrainJob", ["TrainJob", "PyTorchJob", "Job"], True)["kind of job"]
+    assert (broken.level, broken.mend) == (Level.FAIL, "Set `compute.kind: auto`")
     unknown = kinds(", kind: TrainJob", ["Job"], False)["kind of job"]
     assert (unknown.level, "Install Kubeflow Trainer 2.2" in unknown.mend) == (Level.FAIL, True)
 
