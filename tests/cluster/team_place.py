@@ -31,17 +31,16 @@ from dropforge.client.drops import wait_for_run
 from dropforge.gangs import Gang, kept
 from dropforge.install.keys import AIRFLOW
 from dropforge.install.rights import ENFORCED
-from dropforge.job import RUNTIME
+from dropforge.job import RUNTIME, SECRET
 from tests.cluster.conftest import IMAGE, REPOSITORY, Namespace, claimed, kubectl, preset, started
 from tests.cluster.queue_yard import queues
-from tests.e2e.harness import Stack
+from tests.e2e.harness import Stack, wait
 from tests.kubeflow_training.rights import admin, write_kubeconfig
 
 _BUILDER = os.environ.get("DROPFORGE_IMAGE_BUILDER", "")
 ACCOUNT, QUEUE = "dropforge-trainer", "training"
 _PRESET = "team"
 GANG = {"nodes": 2, "cpus": 0.9, "memory_gb": 2}
-_PACKAGES = "/opt/dropforge/.venv/lib/python3.11/site-packages"
 _ACCOUNT_OF_TASKS = "airflow-worker"
 
 
@@ -144,14 +143,67 @@ def applied(*words: str, feed: str = "") -> None:
     assert done.returncode == 0, done.stderr
 
 
+def packages(image: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A volume, and where its mount puts this machine's packages in an image without its own.
+
+    :param image: its folder below /opt.
+    """
+    found = str(Path(sysconfig.get_path("purelib")).resolve()).lstrip("/")
+    volume = {"name": "packages", "persistentVolumeClaim": {"claimName": "machine", "readOnly": True}}
+    path = f"/opt/{image}/.venv/lib/python3.11/site-packages"
+    return volume, {"name": "packages", "mountPath": path, "subPath": found, "readOnly": True}
+
+
+@contextmanager
+def serving(place: Place, model: str) -> Iterator[str]:
+    """`mlflow models serve` of a registered model in MLflow's image; its address."""
+    image, _ = built("mlflow")
+    core, name = place.namespace.core, place.namespace.name
+    volume, mount = packages("mlflow")
+    container = {
+        "name": "mlflow",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "args": f"mlflow models serve -m models:/{model} --env-manager local --host 0.0.0.0 --port 5000".split(),
+        "envFrom": [{"secretRef": {"name": SECRET}}],
+        "resources": {"requests": {"cpu": "50m", "memory": "1G"}, "limits": {"memory": "3G"}},
+        "readinessProbe": {"httpGet": {"path": "/ping", "port": 5000}, "periodSeconds": 2},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": [mount, {"name": "tmp", "mountPath": "/tmp"}],
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+        "volumes": [volume, {"name": "tmp", "emptyDir": {}}],
+    }
+    core.create_namespaced_pod(name, {"metadata": {"name": "serving"}, "spec": spec})
+    try:
+
+        def ready() -> str:
+            status = core.read_namespaced_pod("serving", name).status
+            assert status.phase in {"Pending", "Running"}, core.read_namespaced_pod_log("serving", name)
+            true = {one.type for one in status.conditions or [] if one.status == "True"}
+            return f"http://{status.pod_ip}:5000" if "Ready" in true else ""
+
+        yield str(wait("the served model", ready, 300))
+    finally:
+        core.delete_namespaced_pod("serving", name, grace_period_seconds=0)
+
+
 def _presets(folder: Path, namespace: Namespace, image: str, recipe: dict[str, Any]) -> Path:
     """The folder of the team's preset."""
     found = preset(namespace.name)
     found |= recipe | {"compute": found["compute"] | recipe["compute"]}
     found["compute"] |= GANG | {"image": image, "queue": QUEUE, "service_account": ACCOUNT}
     if not IMAGE:
-        packages = Path(sysconfig.get_path("purelib")).resolve()
-        found["compute"]["volumes"] = [{"claim": "machine", "path": _PACKAGES, "sub_path": str(packages).lstrip("/")}]
+        _, mount = packages("dropforge")
+        found["compute"]["volumes"] = [{"claim": "machine", "path": mount["mountPath"], "sub_path": mount["subPath"]}]
     folder.mkdir()
     (folder / f"{_PRESET}.yaml").write_text(yaml.safe_dump(found))
     return folder

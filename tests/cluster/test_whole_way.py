@@ -7,17 +7,21 @@ in the same model. Runs alone: the node goes for everybody.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from dropforge import layout, tracking
 from dropforge.gangs import failed
 from tests.cluster.node_machine import kill_container, switched_off
 from tests.cluster.queue_yard import Looks
-from tests.cluster.team_place import ACCOUNT, NO_IMAGE, QUEUE, Course, Place, place, rank
+from tests.cluster.team_place import ACCOUNT, NO_IMAGE, QUEUE, Course, Place, place, rank, serving
 from tests.e2e.harness import typed, wait
 
 pytestmark = [
@@ -124,6 +128,19 @@ def held_to(found: Course, undisturbed: Course, *causes: str, lost: int = 0) -> 
             assert any(f"[rank {number}]" in one for one in told), f"rank {number} of {gang.job}: {own}"
     assert gone.step is not None
     assert f"- Trainings that failed: {tags[tracking.TAG_CAUSES]}" in found.stack.log(found.dag_run, "report")
+
+
+def test_mlflow_s_image_serves_the_model(undisturbed: Course, team: Place) -> None:
+    undisturbed.end()
+    rows = [{"prompt": "How do I get a refund?"}, {"prompt": "Where is my order?"}]
+    with serving(team, f"{undisturbed.family}@champion") as address:
+        found = httpx.post(f"{address}/invocations", json={"dataframe_records": rows}, timeout=120)
+    assert found.status_code == 200, found.text
+    look = "import json, sys; from dropforge import Client; model = Client(sys.argv[1]).model(sys.argv[2]).load()"
+    look += "; print(json.dumps(model.predict(json.loads(sys.argv[3])).to_dict('records')))"
+    words = (str(team.stack.folder), f"{undisturbed.family}@champion", json.dumps(rows))
+    here = subprocess.run([sys.executable, "-c", look, *words], capture_output=True, text=True, check=True)
+    assert found.json()["predictions"] == json.loads(here.stdout.splitlines()[-1])
 
 
 def test_a_killed_container(undisturbed: Course, disturbed: dict[str, Course]) -> None:

@@ -132,7 +132,7 @@ def test_train_jobs_wait_in_a_queue_that_leaves_them_as_they_are(more: str, queu
     if whole:
         assert job_kind(named, lambda: found) == "TrainJob"
     else:
-        with pytest.raises(DropforgeError, match="Kueue.* takes? away"):
+        with pytest.raises(DropforgeError, match=r"Kueue.* takes? away"):
             job_kind(named, lambda: found)
 
 

@@ -142,7 +142,7 @@ def _train_job(source: dict[str, Any], runtime: str | Mapping[str, Any], runtime
     if unsaid:
         mend = f"Put it into the runtime that `runtime` names, or use a {PYTORCH_JOB.name}"
         raise ManifestError(f"TrainJob {name}", f"it cannot say {', '.join(unsaid)}", mend)
-    # What the runtime says too is not said again: Kueue, as it starts a job, drops fields that its Trainer did not have.
+    # What the runtime says too is not said again: Kueue, as it starts a job, drops fields that it does not know.
     patch: dict[str, Any] = {key: pod[key] for key in sorted(_PATCHED & set(pod)) if runs.get(key) != pod[key]}
     if apart := _apart(pod, TRAIN_JOB):
         patch["affinity"] = apart
