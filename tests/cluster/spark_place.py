@@ -22,6 +22,8 @@ REPOSITORY = Path(__file__).parents[2]
 NAMESPACE = os.environ.get("DROPFORGE_TEST_SPARK_NAMESPACE", "default")
 """One that the Spark operator watches."""
 SECRET = "dropforge-trainer"
+WORK: dict[str, Any] = {"claim": "work", "path": "/shared", "read_only": False}
+"""The volume of a recipe on which driver and executors meet."""
 _APPLICATIONS = ("sparkoperator.k8s.io", "v1beta2", "sparkapplications")
 
 
@@ -36,7 +38,7 @@ def roots() -> list[str]:
 def section(submit: str, **more: Any) -> dict[str, Any]:
     """`curation.spark.cluster` of a recipe."""
     volumes = [{"claim": "machine", "path": path, "sub_path": str(Path(path).resolve())[1:]} for path in roots()]
-    volumes.append({"claim": "work", "path": "/shared", "read_only": False})
+    volumes.append(WORK)
     return {
         "submit": submit,
         "image": "test.local/shell:1",

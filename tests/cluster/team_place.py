@@ -58,12 +58,16 @@ NO_IMAGE = _missing()
 """Why there can be no image for the pods; empty if there can."""
 
 
-def built(service: str = "trainer") -> tuple[str, float]:
-    """An image on the node, without its packages, and the seconds that it took to build and load."""
+MOUNTED = "VARIANT=mounted"
+
+
+def built(service: str = "trainer", *arguments: str) -> tuple[str, float]:
+    """An image on the node, and the seconds that it took to build and load. :param arguments: of the build."""
     if IMAGE and service == "trainer":
         return IMAGE, 0.0
     name, began = f"test.local/dropforge-{service}:whole-way", time.monotonic()
-    command = [_BUILDER, f"images/{service}/Dockerfile", ".", name, "--load", "--build-arg", "VARIANT=mounted"]
+    given = [word for one in arguments for word in ("--build-arg", one)]
+    command = [_BUILDER, f"images/{service}/Dockerfile", ".", name, "--load", *given]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return name, time.monotonic() - began
@@ -95,7 +99,7 @@ def place(machine_node: Any, folder: Path, recipe: dict[str, Any]) -> Iterator[P
 
     :param folder: an empty one. :param recipe: what the team's preset says beside that.
     """
-    image, seconds = built()
+    image, seconds = built("trainer", MOUNTED)
     with installed(machine_node, folder) as namespace:
         # An older Kueue takes no TrainJobs, and the training operator's own container is not restricted.
         kind = "auto" if served(admin(), namespace.name, RUNTIME).queued else "Job"
@@ -157,7 +161,7 @@ def packages(image: str) -> tuple[dict[str, Any], dict[str, Any]]:
 @contextmanager
 def serving(place: Place, model: str) -> Iterator[str]:
     """`mlflow models serve` of a registered model in MLflow's image; its address."""
-    image, _ = built("mlflow")
+    image, _ = built("mlflow", MOUNTED)
     core, name = place.namespace.core, place.namespace.name
     volume, mount = packages("mlflow")
     container = {

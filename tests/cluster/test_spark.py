@@ -29,7 +29,8 @@ from dropforge.drop import Drop, read_drop
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe, load_recipe
 from dropforge.store import FolderStore, Store, open_store
-from tests.cluster.spark_place import NAMESPACE, Place, section
+from tests.cluster.spark_place import NAMESPACE, SECRET, WORK, Place, section
+from tests.cluster.team_place import NO_IMAGE, built
 from tests.e2e.harness import wait
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -168,6 +169,19 @@ def test_spark_submit_in_a_job_makes_the_embedded_engines_dataset(place: Place, 
 
     running.until(done)
     assert len(executors) == 2
+    same(store, expected)
+
+
+@pytest.mark.skipif(bool(NO_IMAGE), reason=NO_IMAGE)
+def test_pods_of_the_curation_image_make_it_too(place: Place, store: Store, tmp_path: Path) -> None:
+    expected = embedded(tmp_path)
+    image, _ = built("curation")
+    # Nothing of this machine: its Python, Java and Spark are the image's.
+    values = {key: value for key, value in os.environ.items() if key.startswith(("AWS_", "JAVA_TOOL_"))}
+    place.core.replace_namespaced_secret(SECRET, NAMESPACE, {"metadata": {"name": SECRET}, "stringData": values})
+    own = {"image": image, "entrypoint": [], "code": "/opt/dropforge", "run_as": 10001, "volumes": [WORK]}
+    running = start(place, store, recipe_of("operator", cluster=own), drop_of(store, files()))
+    running.until(lambda seen: seen.phase is Phase.SUCCEEDED)
     same(store, expected)
 
 

@@ -16,10 +16,14 @@ from dropforge import ledger
 from dropforge.drop import read_drop
 from dropforge.recipes.load import load_recipe
 from dropforge.store import FolderStore
-from tests.images.built import CONFINED, Image, engine
+from tests.images.built import ANYBODY, CONFINED, Image, engine
 from tests.trainer.toy import sample_rows
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(1800)]
+
+
+#: The image's own user, and one whom a cluster chose and no image knows.
+USERS: dict[str, tuple[str, ...]] = {"own": (), "anybody": (ANYBODY,)}
 
 
 def built(service: str) -> Iterator[Image]:
@@ -39,11 +43,17 @@ def mlflow() -> Iterator[Image]:
 
 
 @pytest.fixture(scope="module")
+def objects() -> Iterator[Image]:
+    yield from built("objects")
+
+
+@pytest.fixture(scope="module")
 def spark() -> Iterator[Image]:
     yield from built("curation")
 
 
-def test_airflow_knows_every_dag_the_pages_and_the_provider(airflow: Image) -> None:
+@pytest.mark.parametrize("user", USERS)
+def test_airflow_knows_every_dag_the_pages_and_the_provider(airflow: Image, user: str) -> None:
     look = (
         "airflow db migrate >/dev/null 2>&1; python -c 'import asyncpg, celery, psycopg2, redis'; "
         "airflow dags reserialize >/dev/null 2>&1; "
@@ -51,7 +61,7 @@ def test_airflow_knows_every_dag_the_pages_and_the_provider(airflow: Image) -> N
         'do echo "== $what"; airflow $what -o json 2>/dev/null | tail -n 1; done'
     )
     began = time.monotonic()
-    done = airflow.run("bash", "-c", look, options=(*CONFINED, "--tmpfs=/opt/airflow"))
+    done = airflow.run("bash", "-c", look, options=(*CONFINED, "--tmpfs=/opt/airflow", *USERS[user]))
     airflow.report("migrated and listed", time.monotonic() - began)
     assert done.returncode == 0, done.stdout
     found = {what: json.loads(told) for what, told in re.findall(r"^== (.*)\n(.*)$", done.stdout, re.MULTILINE)}
@@ -63,9 +73,11 @@ def test_airflow_knows_every_dag_the_pages_and_the_provider(airflow: Image) -> N
     assert "dropforge" in {item["name"] for item in found["plugins"]}
 
 
-def test_mlflow_serves_and_ends_when_told(mlflow: Image) -> None:
+@pytest.mark.parametrize("user", USERS)
+def test_mlflow_serves_and_ends_when_told(mlflow: Image, user: str) -> None:
     began = time.monotonic()
-    container = mlflow.start(env={"MLFLOW_BACKEND_STORE_URI": "sqlite:////tmp/mlflow.db"})
+    env = {"MLFLOW_BACKEND_STORE_URI": "sqlite:////tmp/mlflow.db"}
+    container = mlflow.start(env=env, options=(*CONFINED, *USERS[user]))
     ask = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:5000/health').read().decode())"
     deadline = time.monotonic() + 200
     while engine("exec", container, "sh", "-c", f'python -c "{ask}" 2>/dev/null || echo no') != "OK":
@@ -74,6 +86,19 @@ def test_mlflow_serves_and_ends_when_told(mlflow: Image) -> None:
     mlflow.report("healthy", time.monotonic() - began)
     assert engine("exec", container, "cat", "/proc/1/comm") == "tini"
     assert engine("exec", container, "python", "-c", "import boto3, psycopg2; print('there')") == "there"
+    engine("stop", "--time=60", container)
+    assert engine("wait", container) == "0", engine("logs", container)
+
+
+def test_objects_answers_and_ends_when_told(objects: Image) -> None:
+    began = time.monotonic()
+    container = objects.start(options=(*CONFINED, "--tmpfs=/var/lib/dropforge:mode=700,uid=10001"))
+    ask = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:9000/-/health').status)"
+    deadline = time.monotonic() + 100
+    while engine("exec", container, "sh", "-c", f'python -c "{ask}" 2>/dev/null || echo no') != "200":
+        assert time.monotonic() < deadline, engine("logs", container)
+        assert engine("inspect", "-f", "{{.State.Running}}", container) == "true", engine("logs", container)
+    objects.report("healthy", time.monotonic() - began)
     engine("stop", "--time=60", container)
     assert engine("wait", container) == "0", engine("logs", container)
 
@@ -93,7 +118,8 @@ print("digest", made.digest)
 """What a driver does with a job, but for the job's file in S3."""
 
 
-def test_spark_makes_the_dataset_that_this_machine_makes(spark: Image, tmp_path: Path) -> None:
+@pytest.mark.parametrize("user", USERS)
+def test_spark_makes_the_dataset_that_this_machine_makes(spark: Image, tmp_path: Path, user: str) -> None:
     for name in ("there", "here"):
         store = FolderStore(tmp_path / name)
         store.put("drops/toy/one/rows.jsonl", "\n".join(map(json.dumps, sample_rows(60))).encode())
@@ -107,7 +133,9 @@ def test_spark_makes_the_dataset_that_this_machine_makes(spark: Image, tmp_path:
     env["JAVA_TOOL_OPTIONS"] = os.environ["JAVA_TOOL_OPTIONS"]
     mounts = {tmp_path / "there": "/bucket", program: "/program.py"}
     began = time.monotonic()
-    done = spark.run("driver", "--master", "local[1]", "/program.py", mounts=mounts, env=env)
+    done = spark.run(
+        "driver", "--master", "local[1]", "/program.py", mounts=mounts, env=env, options=(*CONFINED, *USERS[user])
+    )
     spark.report("curated", time.monotonic() - began)
     assert done.returncode == 0, done.stdout[-5000:]
     digests = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("digest ")]

@@ -19,7 +19,7 @@ import pytest
 
 from dropforge.run import ExitCode
 from dropforge.store import open_store
-from tests.images.built import CONFINED, Image, engine
+from tests.images.built import ANYBODY, CONFINED, Image, engine
 from tests.images.dockerfile import VERSION
 from tests.trainer.toy import Toy, sample_rows, write_dataset
 
@@ -29,8 +29,6 @@ REVISION = uuid.uuid4().hex
 """Another one each time: no label may come from a cache."""
 PACKAGES = {Path(sysconfig.get_path("purelib")): "/opt/dropforge/.venv/lib/python3.11/site-packages:ro"}
 WORDS = ("python", "-m", "trainer.launch")
-ANYBODY = "23456:0"
-"""A user that the image does not know, as OpenShift chooses one for each namespace."""
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +87,14 @@ def test_the_image_says_what_it_is(image: Image) -> None:
     assert json.loads(bom)["bomFormat"] == "CycloneDX"
 
 
-@pytest.mark.parametrize("user", ["10001:10001", ANYBODY])
+@pytest.mark.parametrize("user", ["--user=10001:10001", ANYBODY])
 def test_it_trains_with_a_read_only_root(
     image: Image, toy: Toy, pod: dict[str, Any], tmp_path: Path, user: str
 ) -> None:
     uri = toy.run("r")
     open_to_all(tmp_path)
     began = time.monotonic()
-    container = image.start(*WORDS, uri, **{**pod, "options": (*pod["options"], f"--user={user}")})
+    container = image.start(*WORDS, uri, **{**pod, "options": (*pod["options"], user)})
     until(container, "[rank 0]")
     image.report("the first word of a rank", time.monotonic() - began)
     assert engine("wait", container, timeout=280) == "0", engine("logs", container)
@@ -117,7 +115,7 @@ def test_a_pod_that_shall_go_saves_and_says_so(image: Image, toy: Toy, pod: dict
 
 def test_it_compiles_models(image: Image, pod: dict[str, Any]) -> None:
     program = "import torch; print(float(torch.compile(lambda x: (x * 2).sum())(torch.ones(8))))"
-    done = image.run("python", "-c", program, **{**pod, "options": (*pod["options"], f"--user={ANYBODY}")})
+    done = image.run("python", "-c", program, **{**pod, "options": (*pod["options"], ANYBODY)})
     assert done.stdout.strip().endswith("16.0"), done.stdout
 
 
