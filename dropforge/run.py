@@ -207,10 +207,10 @@ def run_name(family: str, recipe: Mapping[str, Any], dataset_digest: str, code: 
 
 
 def job_name(run: str, purpose: str = "") -> str:
-    """A PyTorchJob name for a run: DNS-1035 and short enough for `-worker-999` in a 63-character host name."""
+    """A job's name for a run: DNS-1035, and short enough for a pod's `-node-0-9999-abcde` of a TrainJob."""
     tail = hashlib.sha256(f"{run}/{purpose}".encode()).hexdigest()[:10]
-    head = re.sub(r"[^a-z0-9]+", "-", f"{purpose}-{run}".lower()).strip("-")[:38].rstrip("-")
-    return f"{head}-{tail}" if head[:1].isalpha() else f"df-{head[:35].rstrip('-')}-{tail}"
+    head = re.sub(r"[^a-z0-9]+", "-", f"{purpose}-{run}".lower()).strip("-")[:34].rstrip("-")
+    return f"{head}-{tail}" if head[:1].isalpha() else f"df-{head[:31].rstrip('-')}-{tail}"
 
 
 def termination_message(

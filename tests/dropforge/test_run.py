@@ -28,7 +28,7 @@ def test_a_run_is_named_by_what_went_in() -> None:
 def test_job_names_suit_kubernetes(family: str, purpose: str) -> None:
     name = job_name(run_name(family, {}, "", ""), purpose)
     assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name)
-    assert len(f"{name}-worker-999") <= 63
+    assert len(f"{name}-node-0-9999-abcde") <= 63
 
 
 def test_run_json_there_and_back() -> None:

@@ -152,7 +152,8 @@ def test_kinds_that_are_none():
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_names_leave_room_for_the_pods(kind):
-    longest = {"PyTorchJob": 63 - len("-worker-1"), "TrainJob": 63 - len("-node-0-2"), "Job": 63 - len("-2")}[kind.name]
+    last = {"PyTorchJob": "-worker-1", "TrainJob": "-node-0-2-abcde", "Job": "-2"}[kind.name]
+    longest = 63 - len(last)
     manifest = compiled(pytorch_job(**SPEC), kind)
     for length in (longest, longest + 1):
         manifest["metadata"]["name"] = "a" * length

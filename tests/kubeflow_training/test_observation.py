@@ -94,6 +94,16 @@ SITUATIONS: dict[str, tuple[Observation, Phase, Reason | None, str]] = {
         Reason.QUOTA,
         "exceeded quota",
     ),
+    "a JobSet that is refused": (
+        observe(
+            job("Created"),
+            [],
+            [{"type": "Warning", "reason": "TrainJobResourcesCreationFailed", "message": 'JobSet "t" is invalid: x'}],
+        ),
+        Phase.QUEUED,
+        Reason.USER_ERROR,
+        "is invalid",
+    ),
     "half of the gang": (
         observe(job("Created", workers=1), [running(0), unscheduled(1, "no gpu")]),
         Phase.STARTING,

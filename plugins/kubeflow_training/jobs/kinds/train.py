@@ -63,10 +63,10 @@ class _TrainJob(Kind):
         return [patched_pod(manifest)]
 
     def problems(self, manifest: Mapping[str, Any]) -> Iterator[Problem]:
-        # The JobSet's pods are called NAME-node-0-INDEX, and the name is also their subdomain.
+        # The JobSet refuses a name to which NAME-node-0-INDEX-abcde, of its pods, is too long: they would never come.
         spec = mapping(manifest.get("spec"))
         nodes = whole(mapping(spec.get("trainer")).get("numNodes")) or 1
-        yield from name_problems(mapping(manifest.get("metadata")), f"-{NODE}-0-{nodes - 1}")
+        yield from name_problems(mapping(manifest.get("metadata")), f"-{NODE}-0-{nodes - 1}-abcde")
         if not mapping(spec.get("runtimeRef")).get("name"):
             yield Problem("spec.runtimeRef.name", "it is missing", "Name a runtime, such as torch-distributed")
         yield from secret_problems("spec.trainer", mapping(spec.get("trainer")))

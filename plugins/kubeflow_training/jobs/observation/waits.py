@@ -27,7 +27,7 @@ _PASSING: Final = re.compile(
     r"|timed out waiting for the condition|failed to sync (secret|configmap) cache|name is reserved|is reserved for",
     re.I,
 )
-_CREATION: Final = frozenset({"FailedCreatePod", "FailedCreate"})
+_CREATION: Final = frozenset({"FailedCreatePod", "FailedCreate", "TrainJobResourcesCreationFailed"})
 _VOLUMES: Final = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 
 
