@@ -17,6 +17,7 @@ from dropforge.cli.recipes import example_run
 from dropforge.errors import DropforgeError
 from dropforge.install.rights import ENFORCED
 from dropforge.job import RUNTIME, SECRET, Served, job_kind, tokenise_job, train_job
+from dropforge.placement.admission import differences
 from dropforge.placement.pods import EFA, TYPE
 from dropforge.placement.queues import API as KUEUE
 from dropforge.placement.storages import STORAGES, Kind, Storage
@@ -153,8 +154,8 @@ def kind_findings(asked: Asked, served: Served) -> Iterator[Finding]:
         return
     yield Finding("kind of job", Level.OK, f"{kind}{why}")
     if kind == "TrainJob" and served.runtime is False:
-        mend = f"dropforge manifests runtime --namespace {asked.namespace} | kubectl apply -f -"
-        yield Finding("runtime", Level.FAIL, f"there is no TrainingRuntime {RUNTIME} in {asked.namespace}", mend)
+        text = f"there is no TrainingRuntime {RUNTIME} in {asked.namespace}"
+        yield Finding("runtime", Level.FAIL, text, _runtime_mend(asked.namespace))
 
 
 def _namespace(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
@@ -186,6 +187,22 @@ def _kinds(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
             yield Finding(plural, Level.OK, f"known, of {version}")
         else:
             yield Finding(plural, Level.FAIL, f"the cluster does not know them, of {version}", f"Install {owner}")
+
+
+def _runtime(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
+    """Whether the runtime of TrainJobs is as this version has it; one that is missing is told with the kind."""
+    from kubeflow_training.jobs.kinds import TRAIN_JOB
+
+    if asked.kind != TRAIN_JOB.name:
+        return
+    path = f"/apis/{TRAIN_JOB.api_version}/namespaces/{asked.namespace}/trainingruntimes/{RUNTIME}"
+    if (found := cluster.get(path)) and (wrong := differences(runtime_of(asked.namespace), found, str)):
+        text = f"the TrainingRuntime {RUNTIME} is not as this version has it: {'; '.join(wrong)}"
+        yield Finding("runtime", Level.WARN, text, _runtime_mend(asked.namespace))
+
+
+def _runtime_mend(namespace: str) -> str:
+    return f"dropforge manifests runtime --namespace {namespace} | kubectl apply -f -"
 
 
 def _rights(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
@@ -468,7 +485,6 @@ def _should_have(node: Mapping[str, Any], resource: str) -> bool:
 
 
 _CHECKS: Final[tuple[tuple[str, Callable[[Cluster, Asked], Iterator[Finding]]], ...]] = (
-    ("namespace", _namespace), ("kinds", _kinds), ("rights", _rights), ("job", _job), ("pod", _pod),
-    ("secret", _secret), ("claims", _claims), ("queue", _queue), ("nodes", _nodes),
-    ("clock", _clock),
+    ("namespace", _namespace), ("kinds", _kinds), ("runtime", _runtime), ("rights", _rights), ("job", _job),
+    ("pod", _pod), ("secret", _secret), ("claims", _claims), ("queue", _queue), ("nodes", _nodes), ("clock", _clock),
 )  # fmt: skip

@@ -18,7 +18,7 @@ _ADDED: Final[Mapping[str, Mapping[str, Any]]] = {
     "ClusterQueue": {"flavorFungibility": ..., "stopPolicy": "None"},
     "LocalQueue": {"stopPolicy": "None"},
 }
-_LOOSE: Final = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+_LOOSE: Final = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "TrainingRuntime")
 """Kinds to which it adds in many places."""
 
 

@@ -23,6 +23,7 @@ from dropforge.cli.cluster_checks import (
     node_findings,
     secret_finding,
 )
+from dropforge.cli.job_manifests import runtime_of
 from dropforge.cli.kube import DeniedError
 from dropforge.cli.pod_check import pod_findings, small_pod
 from dropforge.errors import DropforgeError
@@ -94,11 +95,12 @@ def test_why_no_node_fits_is_told_by_the_commonest_reasons() -> None:
     assert "none of 4 has room for a pod; n0 and 2 more: has 1 cpu, and the pod asks for 4; m is not" in found.found
 
 
-def kinds(compute: str, served: list[str], runtime: bool | None) -> dict[str, Any]:
+def kinds(compute: str, served: list[str], runtime: bool | None, found: dict[str, Any] | None = None) -> dict[str, Any]:
+    """:param found: the TrainingRuntime that the namespace has."""
     recipe = parse_recipe(f"base: {{scratch: {{}}}}\ncompute: {{backend: kubernetes, namespace: team-a{compute}}}")
     asked = Asked(recipe, job_of(recipe))
     cluster: Any = SimpleNamespace(
-        get=lambda _: None,
+        get=lambda path: found if path.endswith("/team-a/trainingruntimes/dropforge") else None,
         knows=lambda *_: True,
         trains_with=lambda _: Served(tuple(served), runtime),
         may=lambda *_: True,
@@ -106,8 +108,7 @@ def kinds(compute: str, served: list[str], runtime: bool | None) -> dict[str, An
         now=lambda: None,
     )
     tried: list[str] = []
-    found = {one.check: one for one in examine_cluster(cluster, asked)}
-    return found | {"tried": tried}
+    return {one.check: one for one in examine_cluster(cluster, asked)} | {"tried": tried}
 
 
 def test_the_kind_of_job_is_looked_at_first() -> None:
@@ -124,6 +125,16 @@ def test_the_kind_of_job_is_looked_at_first() -> None:
     assert (broken.level, broken.mend) == (Level.FAIL, "Set `compute.kind: auto`")
     unknown = kinds(", kind: TrainJob", ["Job"], False)["kind of job"]
     assert (unknown.level, "Install Kubeflow Trainer 2.2" in unknown.mend) == (Level.FAIL, True)
+
+
+def test_a_runtime_of_an_earlier_version_is_told() -> None:
+    mine = runtime_of("team-a")
+    (group,) = mine["spec"]["template"]["spec"]["replicatedJobs"]
+    group["replicas"] = 1  # the API server says what it takes for granted
+    assert "runtime" not in kinds("", ["TrainJob", "Job"], True, mine)
+    del group["template"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    earlier = kinds("", ["TrainJob", "Job"], True, mine)["runtime"]
+    assert (earlier.level, "terminationGracePeriodSeconds is missing" in earlier.found) == (Level.WARN, True)
 
 
 def test_what_a_queue_adds_to_pods_may_make_them_fit() -> None:
