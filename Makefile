@@ -131,7 +131,7 @@ test-cluster: test-beside test-outages  ## Run the tests that need a Kubernetes 
 
 test-beside: $(READY)  # those of the cluster that can run beside each other
 	@$(NEEDS_CLUSTER)
-	@$(PYTEST) $(WORKERS) --maxprocesses 2 -m "cluster and not outage" $(ARGS)
+	@PATH="$$PATH:$(CURDIR)/$(BIN)" $(PYTEST) $(WORKERS) --maxprocesses 2 -m "cluster and not outage" $(ARGS)
 
 test-outages: $(READY)  # those that take a node or the API server away, one by one
 	@$(PYTEST) -n0 -m "cluster and outage" $(ARGS)
