@@ -300,11 +300,14 @@ def _evicted_by_taint(stage: Stage) -> Job:
     return _lost(stage, patience=2)
 
 
-def _removed(stage: Stage) -> Job:
-    job = stage.submit(SLEEP, **PRETEND)
-    job.running()
-    stage.core.delete_namespaced_pod(job.pod(1), stage.namespace)
-    return job
+def _removed(kind: Kind, **more: Any) -> Callable[[Stage], Job]:
+    def bring(stage: Stage) -> Job:
+        job = stage.submit(SLEEP, kind, **more)
+        job.running()
+        stage.core.delete_namespaced_pod(job.pod(1), stage.namespace)
+        return job
+
+    return bring
 
 
 def _deleted(stage: Stage) -> Job:
@@ -392,7 +395,9 @@ SITUATIONS: dict[str, Situation] = {
         _silent, F, Reason.NODE_LOST, "does not answer", node="pretend", slow=True, after=timedelta(minutes=6)
     ),
     "evicted-by-taint": Situation(_evicted_by_taint, F, Reason.NODE_LOST, "", slow=True),
-    "pod-removed": Situation(_removed, F, Reason.EVICTED, "removed from outside"),
+    "pod-removed": Situation(_removed(PYTORCH_JOB, **PRETEND), F, Reason.EVICTED, "removed from outside"),
+    "pod-removed-train-job": Situation(_removed(TRAIN_JOB), F, Reason.EVICTED, "removed from outside"),
+    "pod-removed-indexed-job": Situation(_removed(INDEXED_JOB), F, Reason.EVICTED, "removed from outside"),
     "deleted": Situation(_deleted, Phase.CANCELLED, Reason.DELETED, "being deleted"),
     "deadline": Situation(_gang(PYTORCH_JOB, SLEEP, deadline_seconds=1, **PRETEND), F, Reason.DEADLINE, "deadline"),
     "deadline-train-job": Situation(_gang(TRAIN_JOB, SLEEP, deadline_seconds=1, **PRETEND), F, Reason.DEADLINE),

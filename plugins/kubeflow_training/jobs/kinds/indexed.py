@@ -43,6 +43,9 @@ class _IndexedJob(Kind):
         spec = mapping(job.get("spec"))
         return not (spec.get("backoffLimit") == 0 and self._pod(job).get("restartPolicy") == "Never")
 
+    def keeps_failed_pods(self, job: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        return True  # a Job that has failed ends its active pods alone
+
     def pod_specs(self, manifest: dict[str, Any]) -> Sequence[dict[str, Any]]:
         return [manifest["spec"]["template"]["spec"]]
 

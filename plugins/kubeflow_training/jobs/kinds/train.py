@@ -58,6 +58,9 @@ class _TrainJob(Kind):
     def restarts(self, job: Mapping[str, Any]) -> bool:  # noqa: ARG002
         return True  # the runtime says, and the job does not show it
 
+    def keeps_failed_pods(self, job: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        return True  # a JobSet that has failed ends what is active alone, and so do its Jobs
+
     def pod_specs(self, manifest: dict[str, Any]) -> Sequence[dict[str, Any]]:
         """The pod spec of this library's runtime patch, which is added if it is missing."""
         return [patched_pod(manifest)]

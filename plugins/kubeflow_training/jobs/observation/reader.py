@@ -273,7 +273,7 @@ def _failure(seen: _Seen, message: str) -> Observation:
         return seen.observation(Phase.FAILED, said, taken.reason, finished=finished, **seen.where(taken.pod))
     if by := removal(seen.events):
         return seen.failure(None, f"{message} {by[1]}", by[0])
-    if seen.kind.keeps_failed_pods(seen.job):
+    if seen.pods_listed and seen.kind.keeps_failed_pods(seen.job):
         # A pod that failed would still be there: this one was removed, which counts as its failure.
         return seen.failure(None, f"{message} No pod ended badly: one was removed from outside", Reason.EVICTED)
     return seen.failure(None, message)
