@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -14,16 +15,18 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaTokenizer,
 )
 
 from trainer.data.chat import make_encoder
 from trainer.data.prompts import make_prompts, stops
 from trainer.data.rows import Row
 from trainer.data.seq2seq import for_seq2seq
-from trainer.data.tokenizer import reading_digest, train_tokenizer, wrap_tokenizer
+from trainer.data.tokenizer import load_tokenizer, reading_digest, train_tokenizer, wrap_tokenizer
 from trainer.model.export import as_measured, as_reads
 from trainer.model.transformers4 import make_readable
 
@@ -44,6 +47,40 @@ ROPES: dict[str, dict[str, Any]] = {
         }
     },
 }  # fmt: skip
+_LONG: dict[str, Any] = {"short_factor": [1.1] * 4, "long_factor": [2.0] * 4}
+_T5: dict[str, Any] = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_heads": 4,
+    "num_layers": 2,
+    "decoder_start_token_id": 0,
+}
+#: By base and architecture what version 4 publishes in keys that version 5 reads and writes otherwise.
+PUBLISHED: dict[tuple[str, str], dict[str, Any]] = {
+    ("FLAN-T5", "t5"): {"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu", **_T5},
+    ("mT5", "mt5"): {"tie_word_embeddings": False, **_T5},
+    ("LongT5", "longt5"): {"tie_word_embeddings": False, **_T5},
+    ("T5", "t5"): _T5,
+    ("RedPajama", "gpt_neox"): {"rotary_pct": 1.0},
+    ("mmBERT", "modernbert"): {"local_rope_theta": 160000.0, "local_attention": 64},
+    ("Qwen3-Coder", "qwen3_moe"): {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    ("Phi-3.5", "phi3"): {"rope_scaling": {"type": "longrope", **_LONG}, "original_max_position_embeddings": 32},
+    ("Granite-4", "granitemoehybrid"): {
+        "layer_types": ["attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 64, "mamba_n_heads": 8,
+        "position_embedding_type": "rope",
+    },
+}  # fmt: skip
+
+
+def published(name: tuple[str, str]) -> Any:
+    """The config of a small model of a base's kind."""
+    common = {
+        "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2,
+    }  # fmt: skip
+    return AutoConfig.for_model(name[1], **{**common, **copy.deepcopy(PUBLISHED[name])})
 
 
 def save(model: Any, folder: Path, made: Any = None, new_tokens: int = 24) -> None:
@@ -150,6 +187,45 @@ def test_what_a_base_says_of_a_task_is_not_what_a_pipeline_of_version_4_generate
     assert "task_specific_params" not in json.loads((tmp_path / "config.json").read_text())
 
 
+@pytest.mark.parametrize("name", PUBLISHED, ids="-".join)
+def test_a_config_that_version_5_writes_otherwise_has_version_4_s_keys_too(
+    name: tuple[str, str], tmp_path: Path
+) -> None:
+    config = published(name)
+    config.prefix = " "  # as BART's
+    config.save_pretrained(tmp_path)
+    before = AutoConfig.from_pretrained(tmp_path)
+    make_readable(tmp_path)
+    written, again = json.loads((tmp_path / "config.json").read_text()), AutoConfig.from_pretrained(tmp_path)
+    asked = PUBLISHED[name]
+    assert {key: written.get(key) for key in asked} == asked
+    assert "prefix" not in written
+    for key in ("rope_parameters", "tie_word_embeddings", "scale_decoder_outputs", "num_local_experts", "layer_types"):
+        assert getattr(again, key, None) == getattr(before, key, None), key
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_a_tokenizer_reads_an_export_as_it_read_the_base(tmp_path: Path, legacy: bool) -> None:
+    """Llama's puts a space behind each special token or not, and a begin token before a text or not."""
+    letters = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"yes"]
+    base = LlamaTokenizer(
+        {letter: number for number, letter in enumerate(letters)}, [], legacy=legacy, add_bos_token=False
+    )
+    base.save_pretrained(tmp_path / "base")
+    path = tmp_path / "base" / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "legacy": legacy, "add_bos_token": False}))
+    made = load_tokenizer(tmp_path / "base")
+    folder = tmp_path / "export"
+    as_reads(llama(made), made).save_pretrained(folder)
+    make_readable(folder)
+    asked = "yes</s>yes"
+    tokens = made.convert_ids_to_tokens(made(asked)["input_ids"])
+    assert tokens == ["\u2581", *"yes", "</s>", *(["\u2581"] if legacy else []), *"yes"]
+    assert AutoTokenizer.from_pretrained(folder)(asked)["input_ids"] == made(asked)["input_ids"]
+    told = json.loads((folder / "tokenizer_config.json").read_text())
+    assert (told["legacy"], told["add_bos_token"], told["add_eos_token"]) == (legacy, False, False)
+
+
 def test_an_encoder_decoder_pads_on_the_right_and_writes_where_its_halves_differ_in_depth(tmp_path: Path) -> None:
     made = bare()
     torch.manual_seed(0)
@@ -237,3 +313,44 @@ def test_version_4_answers_and_stops_as_the_model_did_that_was_measured(before: 
         assert read["answer"] == answer, name
         assert read["text"] == "yes , it is n't on ."
     assert found["ending"]["answer"][len(asked) :] == [made.convert_tokens_to_ids("<|im_end|>")]
+
+
+LOGITS = """
+import json, sys, torch, transformers
+assert transformers.__version__ == sys.argv[1]
+ids = torch.arange(3, 103)[None]
+for folder in sys.argv[2:]:
+    [kind] = json.loads(open(folder + "/config.json").read())["architectures"]
+    model = getattr(transformers, kind).from_pretrained(folder).eval()
+    more = {"decoder_input_ids": ids[:, :20]} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        torch.save(model(ids, **more).logits, folder + "/read.pt")
+"""
+
+
+def test_version_4_computes_what_the_model_did_that_was_measured(before: Path, tmp_path: Path) -> None:
+    """A head of T5 1.1 has weights of its own, and nothing scales what goes into it."""
+    ids, live = torch.arange(3, 103)[None], {}
+    for name in PUBLISHED:
+        config, folder = published(name), tmp_path / name[0]
+        if config.model_type == "modernbert":
+            model = AutoModelForSequenceClassification.from_config(config)
+        else:
+            model = (AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM).from_config(config)
+        torch.manual_seed(0)
+        for weight in model.parameters():
+            weight.data = weight.data * 5 if weight.dim() > 1 else weight.data
+        if "tie_word_embeddings" in PUBLISHED[name]:
+            state = {**model.state_dict(), "lm_head.weight": torch.randn_like(model.lm_head.weight)}
+            model = type(model).from_pretrained(None, config=config, state_dict=state)
+        model.eval()
+        more = {"decoder_input_ids": ids[:, :20]} if config.is_encoder_decoder else {}
+        with torch.no_grad():
+            live[folder] = model(ids, **more).logits
+        model.save_pretrained(folder)
+        make_readable(folder)
+    done = subprocess.run([before, "-c", LOGITS, BEFORE, *live], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    for folder, logits in live.items():
+        read, most = torch.load(folder / "read.pt"), float(logits.abs().max())
+        torch.testing.assert_close(read / most, logits / most, rtol=0, atol=1e-4, msg=folder.name)

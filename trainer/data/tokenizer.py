@@ -6,6 +6,7 @@ It is trained once per run and published by conditional PUT, so that all nodes a
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -125,7 +126,18 @@ def load_tokenizer(folder: str | Path, revision: str | None = None, *, ends: boo
             "it has no end token, so a model could not learn to stop",
             "Set `eos_token` in its tokenizer_config.json",
         )
+    _keep_settings(tokenizer)
     return tokenizer
+
+
+def _keep_settings(tokenizer: Any) -> None:
+    """Have a tokenizer save each setting that its class takes: some, such as Llama's `legacy`, its library leaves out,
+    and reads otherwise without them.
+    """
+    for name in inspect.signature(type(tokenizer).__init__).parameters:
+        value = vars(tokenizer).get(name)
+        if isinstance(value, bool | int | str):
+            tokenizer.init_kwargs.setdefault(name, value)
 
 
 @contextmanager
