@@ -14,7 +14,8 @@ _IS_PROMPT: Final = "mlflow.prompt.is_prompt"
 
 
 def check_name(tracking_uri: str, family: str) -> None:
-    """See that nothing of somebody else has a family's name: before it trains, and before a version is written.
+    """See that nothing of somebody else has a family's name: before it trains, and before a version or an alias is
+    written.
 
     :raises DataError: for a prompt, or a model that is not marked as the family's.
     :raises OSError, ValueError: if the server does not answer.
@@ -28,12 +29,12 @@ def check_name(tracking_uri: str, family: str) -> None:
         raise DataError(
             f"family {family}",
             "a prompt in MLflow's registry has its name, and no model can have the same",
-            "Drop the data for a family of another name, or register the prompt under another and delete this one",
+            "Take a family of another name, or register the prompt under another and delete this one",
         )
     if tags.get(TAG_FAMILY) != family:
         raise DataError(
             f"family {family}",
             "a model in MLflow's registry has its name, and was not made for it",
-            "Drop the data for a family of another name; if the model's versions are to be this family's, set its tag "
+            "Take a family of another name; if the model's versions are to be this family's, set its tag "
             f"`{TAG_FAMILY}` to {family}",
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dropforge import layout, tracking
 from dropforge.errors import DataError
+from dropforge.registered_name import check_name
 from dropforge.start import champion_files, model_digest
 from dropforge.store import Store
 from dropforge.text import read_count
@@ -43,11 +44,12 @@ def choose(tracking_uri: str, store: Store, family: str, alias: str = "champion"
     """Find the version that is to hold the alias, and see that its files are there.
 
     :param to: its number; None for the one that held the alias before and was not rolled back itself.
-    :raises DataError: if there is none, or its files are gone or were changed.
+    :raises DataError: if there is none, its files are gone or were changed, or the name is no family's.
     """
     mlflow = tracking.client(tracking_uri)
     layout.check_family(family)
     holder = tracking.by_alias(mlflow, family, alias)
+    check_name(tracking_uri, family)
     current = None if holder is None else str(holder.version)
     target = _before(mlflow, family, alias, holder) if to is None else _version(mlflow, family, to)
     if str(target.version) == current:

@@ -239,6 +239,19 @@ def test_what_is_champion_already_and_a_family_without_a_version_are_refused(fam
         family.roll_back(to="1")
 
 
+@pytest.mark.parametrize("to", [None, "1"])
+def test_an_alias_of_somebody_else_s_model_does_not_move(family: Family, to: str | None) -> None:
+    family.mlflow.create_registered_model(family.name)
+    for number in (1, 2):
+        tags = {tracking.TAG_PREVIOUS: "1"} if number == 2 else {}
+        family.mlflow.create_model_version(family.name, f"s3://theirs/{number}", tags=tags)
+    family.mlflow.set_registered_model_alias(family.name, "champion", "2")
+    with pytest.raises(DropforgeError, match=rf"family {family.name}: a model in MLflow's registry has its name"):
+        family.roll_back(to=to)
+    assert family.champion == "2"
+    assert tracking.TAG_ROLLED_BACK not in family.tags("2")
+
+
 def test_a_model_that_is_not_whole_any_more_does_not_become_champion(family: Family) -> None:
     for _ in range(3):
         family.add()
