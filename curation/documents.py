@@ -33,6 +33,8 @@ _METADATA: Final = frozenset(
 )
 #: Of `save_to_disk`, beside its Arrow files; elsewhere a name like any other.
 _STATE: Final = "state.json"
+#: Of SageMaker JumpStart, beside its JSON lines: how a prompt is made of their keys.
+_TEMPLATE: Final = "template.json"
 
 
 #: What `datasets` keeps of `map` and `filter` in the folder of a saved data set: other rows, or the same once more.
@@ -46,6 +48,7 @@ def documents(names: Collection[str]) -> list[str]:
     """
     saved = {PurePosixPath(name).parent for name in names if name.endswith(".arrow")}
     stated = saved & {PurePosixPath(name).parent for name in names if PurePosixPath(name).name == _STATE}
+    lined = {PurePosixPath(name).parent for name in names if name.endswith(".jsonl")}
     there = {place for name in names for place in (PurePosixPath(name), PurePosixPath(name).parent)}
     found = []
     for name in names:
@@ -56,7 +59,8 @@ def documents(names: Collection[str]) -> list[str]:
         cached = path.parent in stated and _CACHE.fullmatch(path.name)
         # A pointer of DVC beside the file or folder that it is to; others are refused by their bytes.
         pointer = path.suffix == ".dvc" and path.with_suffix("") in there
-        if described or says in _METADATA or (says == _STATE and path.parent in saved) or cached or pointer:
+        beside = (says == _STATE and path.parent in saved) or (says == _TEMPLATE and path.parent in lined)
+        if described or says in _METADATA or beside or cached or pointer:
             found.append(name)
     return found
 

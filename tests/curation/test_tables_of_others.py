@@ -365,6 +365,16 @@ def test_the_state_of_a_saved_data_set_is_none_beside_its_files_alone() -> None:
     assert documents(names) == ["a/state.json"]
 
 
+def test_a_template_of_jumpstart_is_no_row_beside_json_lines_alone(make: Make, store: FolderStore, rows: Rows) -> None:
+    assert documents(["a/template.json", "a/train.jsonl", "b/template.json", "b/x.csv", "template.json"]) == [
+        "a/template.json"
+    ]
+    template = {"prompt": "Below is an instruction.\n\n{instruction}\n\n{context}", "completion": " {response}"}
+    made = make({"train.jsonl": LINES, "template.json": json.dumps(template).encode()})
+    assert chats(rows(made)) == dict(BOTH)
+    assert any(line.startswith("template.json: skipped") for line in card_lines(card_of(store, made)))
+
+
 SETTINGS = b"[.ShellClassInfo]\r\nIconResource=C:\\x.dll,4\r\n"
 
 
