@@ -131,12 +131,12 @@ def load_tokenizer(folder: str | Path, revision: str | None = None, *, ends: boo
 
 
 def _keep_settings(tokenizer: Any) -> None:
-    """Have a tokenizer save each setting that its class takes: some, such as Llama's `legacy`, its library leaves out,
-    and reads otherwise without them.
+    """Have a tokenizer save each switch that its class takes: its library leaves out some, as Llama's `legacy`, and
+    reads otherwise without them.
     """
     for name in inspect.signature(type(tokenizer).__init__).parameters:
         value = vars(tokenizer).get(name)
-        if isinstance(value, bool | int | str):
+        if isinstance(value, bool):
             tokenizer.init_kwargs.setdefault(name, value)
 
 
