@@ -255,9 +255,11 @@ def too_many(thing: str, cause: str) -> DataError:
     return DataError(thing, f"{cause}, and a drop has at most {MAX_FILES:,}", "Put the rows into fewer, larger files")
 
 
-def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
+def read_drop(store: Store, family: str, name: str, bucket: str = "", *, suggest: bool = True) -> Drop:
     """Look at a drop in the store and check that it is complete.
 
+    :param suggest: whether the error of one that is not there names the family that was probably meant, which takes
+        longer the more families there are.
     :raises UnfinishedError: if there is no `_SUCCESS`. :raises IncompleteError: if listed files are missing.
     :raises DataError: if `_SUCCESS` is broken, a file cannot be read, a listed one has another size or
         checksum, or there is no file with rows.
@@ -272,7 +274,7 @@ def read_drop(store: Store, family: str, name: str, bucket: str = "") -> Drop:
         raise DataError(f"drop {family}/{name}", cause, "Delete the keys that end with `/`, or upload it again")
     success = found.pop(layout.SUCCESS, None)
     if success is None:
-        near = "" if infos else near_family(store, family)
+        near = near_family(store, family) if suggest and not infos else ""
         raise UnfinishedError(
             f"drop {family}/{name}",
             f"there is no {layout.SUCCESS} yet",

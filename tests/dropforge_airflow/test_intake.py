@@ -9,6 +9,7 @@ import time
 from collections.abc import Set
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from dropforge_airflow.assets import FINETUNE_DAG
 from dropforge_airflow.tasks import data
 from dropforge_airflow.tasks.announce import Line
-from dropforge_airflow.tasks.intake import Intake, run_intake, take_in
+from dropforge_airflow.tasks.intake import FinishedDrop, Intake, in_turn, run_intake, take_in
 
 from dropforge import in_flight, inbox, layout, ledger
 from dropforge.drop import read_drop
@@ -83,7 +84,7 @@ def test_repeats_and_another_order_change_nothing(store: Store) -> None:
     arrive(store, *reversed(keys))
     second = intake(store)
     assert sorted(key.split("/")[2] for key in first.keys + second.keys) == ["d0", "d1", "d2"]
-    assert len(second.known) == 3
+    assert sorted(drop.drop for drop in second.known) == ["d0", "d2"]  # each once, though two messages tell of d0
 
 
 def test_a_drop_is_later_than_one_that_came_with_a_clock_a_day_ahead(tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ def test_a_drop_that_is_not_there_makes_no_letter_and_no_alert_and_leaves_the_on
     store.put("drops/fam/half/a.jsonl", b"{}")
     arrive(store, *(f"drops/fam/{name}/_SUCCESS" for name in ("none", "half", "bad")), upload(store, "fam", "d1"))
     done = take()
-    assert (done.refused, [name.drop for name in done.gone], len(done.keys)) == ({}, ["none", "half", "bad"], 1)
+    assert (done.refused, sorted(name.drop for name in done.gone), len(done.keys)) == ({}, ["bad", "half", "none"], 1)
     assert (list(store.list(layout.INBOX)), told) == ([], [("fam", "bad")])
     assert store.sizes(layout.REFUSED) == {layout.refused_key("fam", "bad"): len(letter)}
 
@@ -355,6 +356,63 @@ def test_drops_that_keep_coming_do_not_hold_up_those_that_are_entered(
     assert len(intake(store).keys) == store.count - len(first.keys)
 
 
+class Counted(FolderStore):
+    """A bucket that counts what is asked of drops, and whether families are listed."""
+
+    asked = 0
+
+    def stat(self, key: str) -> Any:
+        self.asked += key.startswith("drops/")
+        return super().stat(key)
+
+    def folders(self, prefix: str = "", most: int | None = None) -> Any:
+        raise AssertionError("families are listed for messages that anybody may have sent")
+
+
+def test_a_success_that_is_written_again_and_again_has_its_files_looked_at_once(tmp_path: Path) -> None:
+    """A hundred small writes made a hundred looks at each file of the drop, behind which all families waited."""
+    store = Counted(tmp_path)
+    key = upload(store, "greedy", "d")
+    for number in range(30):
+        arrive(store, key, salt=str(number))
+    arrive(store, upload(store, "other", "d", '{"text": "other"}'))
+    done = intake(store)
+    assert (len(done.keys), store.asked, list(store.list(layout.INBOX))) == (2, 2, [])
+
+
+def test_messages_of_drops_that_nobody_uploaded_list_no_families(tmp_path: Path) -> None:
+    """Each took a third of a second beside a thousand families, to name one for a person who is not there."""
+    store = Counted(tmp_path)
+    arrive(store, *(f"drops/fam-{number}/d/_SUCCESS" for number in range(100)))
+    assert len(intake(store).gone) == 100
+
+
+def test_families_are_looked_at_in_turn_and_those_entered_do_not_wait_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = datetime(2026, 11, 29, tzinfo=UTC)
+    found = [FinishedDrop("b", DropName("greedy", f"d{number}"), at, f"e{number}") for number in range(3)]
+    again = FinishedDrop("b", DropName("greedy", "d0"), at + timedelta(seconds=9), "e8")
+    other = FinishedDrop("b", DropName("other", "d"), at + timedelta(seconds=5), "e9")
+    assert in_turn([again, *found, other]) == [again, other, *found[1:]]
+
+    store = FolderStore(tmp_path)
+    for number in range(3):
+        arrive(store, upload(store, "greedy", f"d{number}", f'{{"text": "{number}"}}'))
+    arrive(store, upload(store, "other", "d", '{"text": "other"}'))
+    monkeypatch.setattr("dropforge_airflow.tasks.intake._AT_ONCE", 1)
+    clock = iter([0.0, 1.0, 2.0])  # when it begins, and at each look
+    times = SimpleNamespace(monotonic=lambda: next(clock, 61.0), time=time.time)
+    monkeypatch.setattr("dropforge_airflow.tasks.intake.time", times)
+    done = intake(store)
+    assert sorted(drop.family for drop in done.entered) == ["greedy", "other"]
+    assert len(done.keys) == 2
+    assert len(list(store.list(layout.INBOX))) == 2
+    assert "2 drops are left to the next intake" in caplog.text
+    monkeypatch.undo()
+    assert len(intake(store).entered) == 2
+
+
 class Broken(FolderStore):
     """A bucket that does not take one family's entries in the ledger."""
 
@@ -417,10 +475,10 @@ def test_an_object_in_an_archive_is_a_refusal_of_its_drop_alone(s3_store: S3Stor
 def test_an_error_that_nobody_foresaw_is_a_refusal_of_its_drop_alone(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def stumble(place: Store, family: str, *rest: Any) -> Any:
+    def stumble(place: Store, family: str, *rest: Any, **more: Any) -> Any:
         if family == "odd":
             raise ZeroDivisionError("none to divide by")
-        return read_drop(place, family, *rest)
+        return read_drop(place, family, *rest, **more)
 
     monkeypatch.setattr("dropforge_airflow.tasks.intake.read_drop", stumble)
     arrive(store, upload(store, "odd", "d"), upload(store, "fam", "d"))

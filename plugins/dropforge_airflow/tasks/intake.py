@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -27,7 +28,7 @@ from dropforge.fair_share import slots_of
 from dropforge.families import rules_of
 from dropforge.layout import DropName
 from dropforge.settings import from_env
-from dropforge.store import MissingObjectError, ObjectInfo, Store, TooLargeError, out_of_reach, read_bounded
+from dropforge.store import MissingObjectError, Store, TooLargeError, out_of_reach, read_bounded
 from dropforge_airflow import connection, events
 from dropforge_airflow.alerts import texts
 from dropforge_airflow.alerts.telling import tell
@@ -42,6 +43,8 @@ _CLAIMING = ["scheduled", "queued", "running", "restarting", "up_for_retry"]
 
 _AT_ONCE = 8  # drops; each takes some ten requests to S3, one after another
 _OPEN = 10.0  # seconds in which what comes in meanwhile is taken along
+# Seconds after which no further drop is looked at: those that are entered must not wait for a family with very many.
+_LONGEST = 60.0
 
 
 class Place(NamedTuple):
@@ -49,6 +52,15 @@ class Place(NamedTuple):
 
     alias: str
     store: Store
+
+
+class FinishedDrop(NamedTuple):
+    """A finished drop of which an entry of the inbox tells. :param at: when that came. :param entry: its key."""
+
+    bucket: str
+    name: DropName
+    at: datetime
+    entry: str
 
 
 @dataclass
@@ -146,64 +158,90 @@ def take_in(
     :param on_refusal: told of a drop that is refused, the key of the entry that named it, and why.
     """
     done = Intake()
+    attempt = partial(_attempt, done)
     places = {bucket: Place(bucket_alias, store), **others}
     kept: set[str] = set()
+    told: dict[str, tuple[FinishedDrop, ...]] = {}  # by the entries that could be read
     last_entry = cache(partial(ledger.last_entry, store))  # a family has many, and a burst many drops
-    closes = time.monotonic() + _OPEN
+    later: list[FinishedDrop] = []
+    began = time.monotonic()
 
-    def attempt(entry: ObjectInfo, step: Callable[[], bool]) -> bool:
-        try:
-            return step()
-        except Exception as error:  # the others must not wait for it, nor their events be lost
-            done.failed.append(error)
-            log.exception("Inbox entry %s could not be worked through and stays", entry.key)
+    def look(one: FinishedDrop) -> bool:
+        if time.monotonic() - began > _LONGEST:
+            later.append(one)  # the trigger wakes for it again
             return False
+        until = min(one.at, datetime.now(UTC)) + patience
+        tell_of_it = partial(on_refusal, one.name, one.entry)
+        enter = partial(_enter, store, one.name, one.bucket, places[one.bucket], done, until, tell_of_it, last_entry)
+        return attempt(one.entry, enter)
 
-    def work(entry: ObjectInfo) -> bool:
-        names, at = _read_entry(store, entry.key, places)
-        until = min(at, datetime.now(UTC)) + patience
-        entered = []
-        for its_bucket, name in names:
-            told = partial(on_refusal, name, entry.key)
-            enter = partial(_enter, store, name, its_bucket, places[its_bucket], done, until, told, last_entry)
-            entered.append(attempt(entry, enter))
-        if not all(entered):
-            return False  # the trigger wakes for it again
-        # Only now: a crash before this repeats the entry.
-        store.delete(entry.key)
-        return True
+    def read(entry: str) -> None:
+        attempt(entry, lambda: told.update({entry: _read_entry(store, entry, places)}))
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         # Again while something is new, so that it need not wait for another run; but in a long burst those that are
         # entered must not wait for the last to come. What comes later has an event of its own.
-        while entries := [entry for entry in store.list(layout.INBOX) if entry.key not in kept]:
-            gone = pool.map(lambda entry: attempt(entry, partial(work, entry)), entries)
-            kept |= {entry.key for entry, is_gone in zip(entries, gone, strict=True) if not is_gone}
-            if time.monotonic() > closes:
+        while entries := [entry.key for entry in store.list(layout.INBOX) if entry.key not in kept]:
+            told.clear()
+            list(pool.map(read, entries))
+            drops = in_turn([one for found in told.values() for one in found])
+            over = {_drop(one) for one, is_over in zip(drops, pool.map(look, drops), strict=True) if is_over}
+            # Only now: a crash before this repeats the entry.
+            ready = [entry for entry, found in told.items() if over.issuperset(map(_drop, found))]
+            gone = pool.map(lambda entry: attempt(entry, partial(store.delete, entry)), ready)
+            kept |= set(entries) - {entry for entry, is_gone in zip(ready, gone, strict=True) if is_gone}
+            if time.monotonic() - began > _OPEN:
                 break
+        if later:
+            log.warning("%d drops are left to the next intake: this one has taken more than %g s", len(later), _LONGEST)
         done.keys = events_to_send(
             store, {its_bucket: place.alias for its_bucket, place in places.items()}, line, rules, pool
         )
     return done
 
 
+def _attempt(done: Intake, entry: str, step: Callable[[], object]) -> bool:
+    """Whether a step of an entry is done; one that fails holds up no other entry, and no event is lost for it."""
+    try:
+        return step() is not False
+    except Exception as error:
+        done.failed.append(error)
+        log.exception("Inbox entry %s could not be worked through and stays", entry)
+        return False
+
+
+def in_turn(found: Sequence[FinishedDrop]) -> list[FinishedDrop]:
+    """Each drop once, however many entries tell of it: by the newest of them; one of each family, then the next."""
+    drops: dict[tuple[str, DropName], FinishedDrop] = {}
+    for one in sorted(found, key=lambda one: one.at):
+        drops[_drop(one)] = one
+    before: Counter[str] = Counter()
+    turns = []
+    for one in drops.values():
+        turns.append((before[one.name.family], one))
+        before[one.name.family] += 1
+    return [one for _, one in sorted(turns, key=lambda turn: turn[0])]
+
+
+def _drop(one: FinishedDrop) -> tuple[str, DropName]:
+    return one.bucket, one.name
+
+
 #: Of an entry: a message of the queue has 1 MiB, which JSON may write six times as long.
 _ENTRY_BYTES: Final = 8 << 20
 
 
-def _read_entry(
-    store: Store, key: str, places: Mapping[str, Place]
-) -> tuple[tuple[tuple[str, DropName], ...], datetime]:
-    """The drops that an inbox entry tells of with their buckets, and when it came."""
-    nothing = (), datetime.now(UTC)
+def _read_entry(store: Store, key: str, places: Mapping[str, Place]) -> tuple[FinishedDrop, ...]:
+    """The drops that an inbox entry tells of."""
     try:
         entry = inbox.read(read_bounded(store, key, _ENTRY_BYTES))
-        return events.finished_drops(events.read_message(entry.body), places), entry.at
+        drops = events.finished_drops(events.read_message(entry.body), places)
+        return tuple(FinishedDrop(bucket, name, entry.at, key) for bucket, name in drops)
     except MissingObjectError:
-        return nothing  # another intake was faster
+        return ()  # another intake was faster
     except (TooLargeError, ValueError, RecursionError, events.NotAnEventError) as error:
         log.error("Inbox entry %s cannot be read and is removed: %s", key, error)
-        return nothing
+        return ()
 
 
 def _unexpected(name: DropName, error: Exception) -> DropforgeError:
@@ -233,7 +271,7 @@ def _enter(
     away = place.store is not store
     refused = layout.refused_key(*name, place.alias if away else "")
     try:
-        drop = read_drop(place.store, name.family, name.drop, bucket)
+        drop = read_drop(place.store, name.family, name.drop, bucket, suggest=False)
         if away:
             drop = drop.model_copy(update={"root": elsewhere(bucket, *name)})
     except UnfinishedError:
