@@ -116,7 +116,12 @@ def test_a_pod_ran_as_long_as_it_did(clock, step, tmp_path):
 
 @pytest.mark.parametrize("step", [-DAY, DAY])
 def test_a_deadline_counts_what_the_job_ran(clock, step, tmp_path):
-    job = {"uid": "u", "order": 1, "manifest": pytorch_job(name="job", namespace="n", image="-", command=["true"])}
+    job = {
+        "uid": "u",
+        "order": 1,
+        "created": "2026-11-28T00:00:00Z",
+        "manifest": pytorch_job(name="job", namespace="n", image="-", command=["true"]),
+    }
     (tmp_path / "job.json").write_text(json.dumps(job))
     found, started = Gang(tmp_path), clock.time() - 50
     assert found.age(started) == pytest.approx(50, abs=5)  # of an earlier supervisor

@@ -18,6 +18,7 @@ from kubeflow_training.jobs.local.capacity import Resources, gang_resources, pod
 from kubeflow_training.jobs.local.environment import POD_MARK, grace_seconds, pod_spec, template
 from kubeflow_training.jobs.local.layout import read_json, timestamp, write_json
 from kubeflow_training.jobs.local.pods import Pods
+from kubeflow_training.jobs.local.records import read_job, read_record, read_state, seconds
 from kubeflow_training.jobs.local.standing import Standing
 from kubeflow_training.jobs.shapes import moment
 
@@ -33,7 +34,7 @@ class Gang:
     """
 
     def __init__(self, folder: Path) -> None:
-        job = read_json(folder / "job.json")
+        job = read_job(folder)
         if job is None:
             raise ValueError(f"{folder} holds no job")
         self.folder = folder
@@ -43,9 +44,7 @@ class Gang:
         self.name: str = self.manifest["metadata"]["name"]
         self.key = f"{self.manifest['metadata']['namespace']}/{self.name}"
         self.least: Resources = gang_resources(self.manifest, node_range(self.manifest)[0])
-        empty: dict[str, Any] = {"status": {}, "pods": [], "events": [], "plan": None, "ending": None}
-        empty |= {"lost": {}, "restarts": {}}
-        self.state = empty | (read_json(folder / "state.json") or {})
+        self.state = read_state(folder)
         self.pods = Pods(folder, self.manifest, self.uid, self.state)
         self.plans, self.elastic = self.pods.plans, self.pods.elastic
         self._written = json.dumps(self.state, sort_keys=True)
@@ -193,7 +192,7 @@ class Gang:
     def step(self) -> None:
         """Look at the pods once and do what follows."""
         if (order := read_json(self.folder / "delete.json")) is not None and order.get("uid") in (None, self.uid):
-            self.end("deleted", order.get("grace"))
+            self.end("deleted", seconds(order.get("grace")))
         if self.state["plan"] is None:
             return
         for plan in self.pods.placed():
@@ -298,7 +297,7 @@ class Gang:
         if self.pods.down(plan):
             return
         folder = self.pods.folder(plan)
-        record = read_json(folder / "status.json")
+        record = read_record(folder / "status.json")
         if record is None:
             keeper = self._keepers.get(plan.name)
             crashed = keeper is not None and keeper.poll() not in (None, 0)
@@ -308,7 +307,7 @@ class Gang:
             return
         if "running" in record["state"] and not processes.alive(record.get("keeper")):
             # It may have written the end between our look at the file and our look at the process.
-            record = read_json(folder / "status.json") or record
+            record = read_record(folder / "status.json") or record
             if "running" in record["state"]:
                 self._lose(plan, record.get("session"))
         self.pods.records[plan.name] = record

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kubeflow_training.jobs.local import status
-from kubeflow_training.jobs.local.layout import read_json
+from kubeflow_training.jobs.local.records import read_record
 from kubeflow_training.jobs.shapes import moment
 
 
@@ -101,6 +101,6 @@ class Pods:
         """How the pod's last life ended, if it was started again."""
         if not self.state["restarts"].get(plan.name):
             return None
-        record = read_json(self.folder(plan) / "previous.json") or {}
+        record = read_record(self.folder(plan) / "previous.json") or {}
         found: dict[str, Any] | None = record.get("state", {}).get("terminated")
         return found or {"exitCode": 137, "reason": "ContainerStatusUnknown"}
