@@ -103,6 +103,33 @@ def test_who_took_the_pods_is_not_forgotten_when_they_are_gone(first, kept):
     assert (seen.reason, seen.node) == (kept, "node-1" if kept is first else None)
 
 
+def train_job(*conditions, pods=()):
+    status = {"conditions": [{"type": word, "status": "True", "message": word} for word in conditions]}
+    metadata = {"name": "train", "namespace": "ns", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    found = {"kind": "TrainJob", "apiVersion": TRAIN_JOB.api_version, "metadata": metadata, "status": status}
+    return Snapshot({**found, "spec": {"trainer": {"numNodes": 1}}}, list(pods), [])
+
+
+def train_pod(**more):
+    labels = {TRAIN_JOB.job_label: "train", "jobset.sigs.k8s.io/replicatedjob-name": "node"}
+    metadata = {"name": "train-node-0-0-abcde", "namespace": "ns", "labels": labels, **more}
+    taken = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": "NoExecute"}
+    conditions = [taken] if more else []
+    container = {"name": "node", "state": {"running": {"startedAt": "2026-01-01T00:00:10Z"}}}
+    status = {"phase": "Running", "conditions": conditions, "containerStatuses": [container]}
+    return {"metadata": metadata, "spec": {"nodeName": "node-1", "containers": [{"name": "node"}]}, "status": status}
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["gone", "there-again"])
+def test_who_takes_a_pod_of_a_job_that_may_restart_is_not_forgotten(back):
+    taken = train_job(pods=[train_pod(deletionTimestamp="2026-01-01T00:01:00Z")])
+    looks = [taken, *([train_job(pods=[train_pod()])] if back else []), train_job(), train_job("Failed")]
+    waiting = Waiting("job", "u", News(*looks), JobLog(lambda _: None, None), Silent())
+    seen = asyncio.run(waiting.run()).observation
+    assert (seen.phase, seen.reason) == (Phase.FAILED, Reason.EVICTED if back else Reason.NODE_LOST)
+    assert seen.node == (None if back else "node-1")
+
+
 # Events
 
 

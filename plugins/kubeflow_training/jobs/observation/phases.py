@@ -30,7 +30,8 @@ class Phase(StrEnum):
         return self in _ENDED
 
 
-_TAKEN: Final = frozenset({Reason.NODE_LOST, Reason.PREEMPTED})
+TAKEN: Final = frozenset({Reason.NODE_LOST, Reason.PREEMPTED, Reason.EVICTED})
+"""That the cluster, or a person, took a pod away."""
 _ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.LOST})
 
 
@@ -141,7 +142,7 @@ def told_best(first: Observation, later: Observation) -> Observation:
         later.pod is None and later.reason is first.reason
     )
     # Of pods that are gone all are removed from outside; who took them was told while they were there.
-    vague = vague or (later.pod is None and later.reason is Reason.EVICTED and first.reason in _TAKEN)
+    vague = vague or (later.pod is None and later.reason is Reason.EVICTED and first.reason in TAKEN)
     if not (first.phase is later.phase is Phase.FAILED and vague and first.reason not in (None, Reason.UNKNOWN)):
         return later
     return replace(

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 from kubeflow_training.jobs.backend import Snapshot
 from kubeflow_training.jobs.errors import BackendUnavailableError, JobError
 from kubeflow_training.jobs.observation import Observation, Phase, nodes, observe, told_best
+from kubeflow_training.jobs.observation.phases import TAKEN
 from kubeflow_training.jobs.observation.progress import for_people
 from kubeflow_training.jobs.observation.reader import may_replace
 from kubeflow_training.jobs.observation.reasons import Reason
@@ -113,6 +114,7 @@ class Waiting:
         self._told_trouble: JobError | None = None
         self._refused_since: float | None = None
         self._snapshot: Snapshot | None = None
+        self._sign: Observation | None = None
         self._known = False
         self._moments = Moments(limits or Limits())
 
@@ -153,12 +155,22 @@ class Waiting:
             self._snapshot = look.snapshot
             self._log.where = look.snapshot.annotations.get(LOG_ANNOTATION)
         self._logs.update(look.snapshot)
-        seen = self._observe(look.snapshot)
+        seen = self._with_sign(self._observe(look.snapshot))
         self._subscription.waits(seen.phase in _WAITING or _may_replace(look.snapshot))
         self._say(seen.phase, seen.message)
         if seen != self.observation:
             self.observation = seen
             self.version += 1
+        return seen
+
+    def _with_sign(self, seen: Observation) -> Observation:
+        """The same, or who took the pods of a job that has failed: one that may restart fails when they are gone."""
+        if seen.phase is Phase.FAILED:
+            return seen if self._sign is None else told_best(self._sign, seen)
+        if seen.reason in TAKEN and seen.pod is not None:
+            self._sign = replace(seen, phase=Phase.FAILED)
+        elif seen.phase is Phase.RUNNING and seen.reason is None:
+            self._sign = None  # its node speaks again
         return seen
 
     def _see_again(self, before: Observation) -> Observation | None:
