@@ -350,7 +350,8 @@ class Compute(Section):
     """Kubernetes namespace."""
     kind: Literal["auto", "TrainJob", "PyTorchJob", "Job"] = "auto"
     """Kind of the jobs on Kubernetes. `auto` is a TrainJob where Kubeflow Trainer 2.2 or later and the namespace's
-    TrainingRuntime `dropforge` are there, else a PyTorchJob of the training operator; a plain Job without either."""
+    TrainingRuntime `dropforge` are there, and with a `queue` Kueue 0.17 or later; else a PyTorchJob of the training
+    operator; a plain Job without either."""
     image_pull_secrets: PullSecrets = ()
     """Secrets of the namespace with which the image is pulled from a registry that requires a login."""
     service_account: ObjectName | None = None
