@@ -58,7 +58,8 @@ NO_IMAGE = _missing()
 """Why there can be no image for the pods; empty if there can."""
 
 
-MOUNTED = "VARIANT=mounted"
+#: Build arguments of images whose packages are this machine's.
+MOUNTED = {"trainer": "VARIANT=mounted", "mlflow": "PACKAGES=mounted"}
 
 
 def built(service: str = "trainer", *arguments: str) -> tuple[str, float]:
@@ -99,7 +100,7 @@ def place(machine_node: Any, folder: Path, recipe: dict[str, Any]) -> Iterator[P
 
     :param folder: an empty one. :param recipe: what the team's preset says beside that.
     """
-    image, seconds = built("trainer", MOUNTED)
+    image, seconds = built("trainer", MOUNTED["trainer"])
     with installed(machine_node, folder) as namespace:
         # An older Kueue takes no TrainJobs, and the training operator's own container is not restricted.
         kind = "auto" if served(admin(), namespace.name, RUNTIME).queued else "Job"
@@ -161,7 +162,7 @@ def packages(image: str) -> tuple[dict[str, Any], dict[str, Any]]:
 @contextmanager
 def serving(place: Place, model: str) -> Iterator[str]:
     """`mlflow models serve` of a registered model in MLflow's image; its address."""
-    image, _ = built("mlflow", MOUNTED)
+    image, _ = built("mlflow", MOUNTED["mlflow"])
     core, name = place.namespace.core, place.namespace.name
     volume, mount = packages("mlflow")
     container = {

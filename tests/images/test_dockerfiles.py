@@ -54,7 +54,7 @@ def test_the_base_is_a_build_argument_and_pinned(image: Dockerfile) -> None:
     stages: set[str] = set()
     for rest in image.all("FROM"):
         base, _, stage = rest.partition(" AS ")
-        built = base.replace("${VARIANT}", image.arguments.get("VARIANT", ""))
+        built = re.sub(r"\$\{(\w+)\}", lambda found: image.arguments.get(found[1], ""), base)
         assert base == "${BASE}" or built in stages, f"{base} is no stage of its own"
         stages.add(stage)
     assert "latest" not in image.text
