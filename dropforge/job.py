@@ -117,6 +117,11 @@ def training_runtime(namespace: str) -> dict[str, Any]:
     return {"name": RUNTIME, "namespace": namespace, "secrets": [SECRET], "pod": pod}
 
 
+def runtime_command(namespace: str) -> str:
+    """What a person types so that a namespace has that runtime."""
+    return f"dropforge manifests runtime --namespace {namespace} | kubectl apply -f -"
+
+
 def job_kind(compute: Compute, ask: Callable[[], Served]) -> str:
     """The kind of a recipe's jobs, where they run.
 
@@ -147,7 +152,7 @@ def job_kind(compute: Compute, ask: Callable[[], Served]) -> str:
         raise DropforgeError(
             f"namespace {compute.namespace}",
             f"the cluster trains by TrainJobs, and there is no TrainingRuntime {RUNTIME}",
-            f"dropforge manifests runtime --namespace {compute.namespace} | kubectl apply -f -",
+            runtime_command(compute.namespace),
         )
     return "Job"
 

@@ -16,7 +16,7 @@ from dropforge.cli.kube import Cluster, DeniedError, UnknownKindError
 from dropforge.cli.recipes import example_run
 from dropforge.errors import DropforgeError
 from dropforge.install.rights import ENFORCED
-from dropforge.job import RUNTIME, SECRET, Served, job_kind, tokenise_job, train_job
+from dropforge.job import RUNTIME, SECRET, Served, job_kind, runtime_command, tokenise_job, train_job
 from dropforge.placement.admission import differences
 from dropforge.placement.pods import EFA, TYPE
 from dropforge.placement.queues import API as KUEUE
@@ -155,7 +155,7 @@ def kind_findings(asked: Asked, served: Served) -> Iterator[Finding]:
     yield Finding("kind of job", Level.OK, f"{kind}{why}")
     if kind == "TrainJob" and served.runtime is False:
         text = f"there is no TrainingRuntime {RUNTIME} in {asked.namespace}"
-        yield Finding("runtime", Level.FAIL, text, _runtime_mend(asked.namespace))
+        yield Finding("runtime", Level.FAIL, text, runtime_command(asked.namespace))
 
 
 def _namespace(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
@@ -198,11 +198,7 @@ def _runtime(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
     path = f"/apis/{TRAIN_JOB.api_version}/namespaces/{asked.namespace}/trainingruntimes/{RUNTIME}"
     if (found := cluster.get(path)) and (wrong := differences(runtime_of(asked.namespace), found, str)):
         text = f"the TrainingRuntime {RUNTIME} is not as this version has it: {'; '.join(wrong)}"
-        yield Finding("runtime", Level.WARN, text, _runtime_mend(asked.namespace))
-
-
-def _runtime_mend(namespace: str) -> str:
-    return f"dropforge manifests runtime --namespace {namespace} | kubectl apply -f -"
+        yield Finding("runtime", Level.WARN, text, runtime_command(asked.namespace))
 
 
 def _rights(cluster: Cluster, asked: Asked) -> Iterator[Finding]:

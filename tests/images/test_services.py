@@ -73,16 +73,21 @@ def test_airflow_knows_every_dag_the_pages_and_the_provider(airflow: Image, user
     assert "dropforge" in {item["name"] for item in found["plugins"]}
 
 
+def until(container: str, url: str, part: str, wanted: str, seconds: float) -> None:
+    """Wait until a container answers itself so. :param part: of the answer, as Python asks for it."""
+    ask = f"import urllib.request; print(urllib.request.urlopen('{url}').{part})"
+    deadline = time.monotonic() + seconds
+    while engine("exec", container, "sh", "-c", f'python -c "{ask}" 2>/dev/null || echo no') != wanted:
+        assert time.monotonic() < deadline, engine("logs", container)
+        assert engine("inspect", "-f", "{{.State.Running}}", container) == "true", engine("logs", container)
+
+
 @pytest.mark.parametrize("user", USERS)
 def test_mlflow_serves_and_ends_when_told(mlflow: Image, user: str) -> None:
     began = time.monotonic()
     env = {"MLFLOW_BACKEND_STORE_URI": "sqlite:////tmp/mlflow.db"}
     container = mlflow.start(env=env, options=(*CONFINED, *USERS[user]))
-    ask = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:5000/health').read().decode())"
-    deadline = time.monotonic() + 200
-    while engine("exec", container, "sh", "-c", f'python -c "{ask}" 2>/dev/null || echo no') != "OK":
-        assert time.monotonic() < deadline, engine("logs", container)
-        assert engine("inspect", "-f", "{{.State.Running}}", container) == "true", engine("logs", container)
+    until(container, "http://127.0.0.1:5000/health", "read().decode()", "OK", 200)
     mlflow.report("healthy", time.monotonic() - began)
     assert engine("exec", container, "cat", "/proc/1/comm") == "tini"
     assert engine("exec", container, "python", "-c", "import boto3, psycopg2; print('there')") == "there"
@@ -93,11 +98,7 @@ def test_mlflow_serves_and_ends_when_told(mlflow: Image, user: str) -> None:
 def test_objects_answers_and_ends_when_told(objects: Image) -> None:
     began = time.monotonic()
     container = objects.start(options=(*CONFINED, "--tmpfs=/var/lib/dropforge:mode=700,uid=10001"))
-    ask = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:9000/-/health').status)"
-    deadline = time.monotonic() + 100
-    while engine("exec", container, "sh", "-c", f'python -c "{ask}" 2>/dev/null || echo no') != "200":
-        assert time.monotonic() < deadline, engine("logs", container)
-        assert engine("inspect", "-f", "{{.State.Running}}", container) == "true", engine("logs", container)
+    until(container, "http://127.0.0.1:9000/-/health", "status", "200", 100)
     objects.report("healthy", time.monotonic() - began)
     engine("stop", "--time=60", container)
     assert engine("wait", container) == "0", engine("logs", container)
