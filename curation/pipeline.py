@@ -47,7 +47,7 @@ from curation.written import Progress, balance, check_digest, exact, find, keys,
 from dropforge import dataset, layout
 from dropforge.dataset import SPLITS, Manifest, Shard, Step
 from dropforge.drop import Drop, DropFile
-from dropforge.errors import DropforgeError, file_error
+from dropforge.errors import FULL, DropforgeError, file_error
 from dropforge.recipe import Recipe
 from dropforge.store import Store
 
@@ -104,9 +104,11 @@ def curate(
     try:
         return _curate(store, drop, recipe, workdir, tell, limits, running, sample, say or _unsaid)
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        if error.errno in FULL:
             if error.filename is not None and not Path(os.fsdecode(error.filename)).is_relative_to(workdir):
                 raise file_error(error) from error  # as of the folder that the version goes to
+            if error.errno == errno.EFBIG:
+                raise file_error(OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(workdir))) from error
             raise DropforgeError(
                 f"work folder {workdir}", "the disk is full", "Free space, or choose another folder"
             ) from error

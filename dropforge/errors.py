@@ -9,10 +9,13 @@ from typing import Final
 from dropforge.text import escape, shorten
 
 _MOST: Final = 4000  # characters of each part
+# A disk, a quota or a limit on the size of files that takes no more bytes.
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CAUSES: Final = {errno.EEXIST: "something else is in its place", errno.EISDIR: "a folder is in its place"}
 _MENDS: Final = {
     errno.ENOSPC: "Make room on its disk",
     errno.EDQUOT: "Make room within your quota",
+    errno.EFBIG: "Raise the limit on the size of files (`ulimit -f`)",
     errno.EROFS: "Mount its disk for writing, or choose another folder",
     errno.EEXIST: "Move that away",
     errno.EISDIR: "Move that away",

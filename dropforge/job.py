@@ -135,13 +135,12 @@ def job_kind(compute: Compute, ask: Callable[[], Served]) -> str:
         return compute.kind
     found = ask()
     served, runtime = found.kinds, found.runtime
-    broken = _broken_in_queue(compute, found)
+    why_not = why_no_train_job(compute, found)
     if compute.kind == "TrainJob":
-        if broken:
-            raise DropforgeError("a TrainJob in a queue", broken, "Set `compute.kind: auto`")
+        if why_not:
+            raise DropforgeError("a TrainJob in a queue", why_not, "Set `compute.kind: auto`")
         return compute.kind
-    # A TrainJob cannot name a class of priority.
-    trains = "TrainJob" in served and compute.priority_class is None and not broken
+    trains = "TrainJob" in served and not why_not
     if trains and runtime:
         return "TrainJob"
     if "PyTorchJob" in served:
@@ -157,14 +156,16 @@ def job_kind(compute: Compute, ask: Callable[[], Served]) -> str:
     return "Job"
 
 
-def _broken_in_queue(compute: Compute, found: Served) -> str:
-    """What Kueue would take away from a recipe's TrainJobs, so that they never start; empty if nothing."""
+def why_no_train_job(compute: Compute, found: Served) -> str:
+    """What a recipe asks for that its TrainJobs could not have there, or would never start with; empty if nothing."""
+    if compute.priority_class is not None:
+        return "a TrainJob cannot name a class of priority, as `compute.priority_class` does"
     if compute.queue is None:
         return ""
     if not found.queued:
         return "there is no Kueue 0.17 or newer, and an older one takes away what a TrainJob says of its pods"
     if compute.grace_seconds != _GRACE:
-        return f"Kueue takes away its `compute.grace_seconds`, if they are not {_GRACE}"
+        return f"Kueue takes away its `compute.grace_seconds`, which are not {_GRACE}"
     return ""
 
 

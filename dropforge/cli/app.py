@@ -61,6 +61,7 @@ from dropforge.terminal import Console, Text
 _UNWRITABLE: Final = {
     errno.ENOSPC: "Make room on the disk that it goes to",
     errno.EDQUOT: "Make room within your quota",
+    errno.EFBIG: "Raise the limit on the size of files (`ulimit -f`)",
     errno.EPIPE: "Let the program that reads it run until its end",
 }
 app = typer.Typer(

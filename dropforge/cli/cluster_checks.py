@@ -16,7 +16,16 @@ from dropforge.cli.kube import Cluster, DeniedError, UnknownKindError
 from dropforge.cli.recipes import example_run
 from dropforge.errors import DropforgeError
 from dropforge.install.rights import ENFORCED
-from dropforge.job import RUNTIME, SECRET, Served, job_kind, runtime_command, tokenise_job, train_job
+from dropforge.job import (
+    RUNTIME,
+    SECRET,
+    Served,
+    job_kind,
+    runtime_command,
+    tokenise_job,
+    train_job,
+    why_no_train_job,
+)
 from dropforge.placement.admission import differences
 from dropforge.placement.pods import EFA, TYPE
 from dropforge.placement.queues import API as KUEUE
@@ -146,8 +155,8 @@ def examine_cluster(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
 def kind_findings(asked: Asked, served: Served) -> Iterator[Finding]:
     """Whether the cluster knows the jobs and, of TrainJobs, has their runtime. Pure."""
     kind, why = asked.kind, "" if asked.recipe.compute.kind == "auto" else ", as `compute.kind` says"
-    if asked.recipe.compute.queue and kind != "TrainJob" and served.runtime and not served.queued:
-        why = why or ": Kueue before 0.17 starts no TrainJobs"
+    if kind != "TrainJob" and served.runtime and (why_not := why_no_train_job(asked.recipe.compute, served)):
+        why = why or f": {why_not}"
     if kind not in served.kinds:
         mend = f"Install {_OPERATORS[kind]}, or change `compute.kind`"
         yield Finding("kind of job", Level.FAIL, f"the cluster does not know the {kind}{why}", mend)

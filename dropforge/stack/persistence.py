@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
-import errno
 import io
 import json
 import os
@@ -24,7 +23,7 @@ from typing import Any
 
 import moto.sqs.models
 
-from dropforge.errors import DropforgeError
+from dropforge.errors import FULL, DropforgeError
 from dropforge.stack.bodies import Bodies, Piece
 from dropforge.stack.moto_objects import ACCOUNT, Request, StoredObject, StoredUpload, models
 
@@ -70,7 +69,7 @@ def s3() -> Any:
 def is_full(error: OSError | sqlite3.Error) -> bool:
     """Whether there is no room: disk, quota or file size limit."""
     if isinstance(error, OSError):
-        return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+        return error.errno in FULL
     return error.sqlite_errorname in {"SQLITE_FULL", "SQLITE_IOERR_WRITE"}
 
 

@@ -7,8 +7,11 @@ heads too, since it is loaded before uvicorn begins; another Airflow has a proxy
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from dropforge.text import escape, shorten
 
 VARIABLE = "DROPFORGE_API_LARGEST_BODY"
 
@@ -49,10 +52,18 @@ class BodyLimit:
 
 
 def middlewares() -> list[dict[str, Any]]:
-    """Return what the environment asks the plugin to put in front of Airflow's API, and bound heads there."""
+    """Return what the environment asks the plugin to put in front of Airflow's API, and bound heads there.
+
+    :raises SystemExit: if the environment says no number. Airflow goes on without a plugin that raises another error,
+        which here would be without the bound.
+    """
     largest = os.environ.get(VARIABLE)
     if not largest:
         return []
+    if not re.fullmatch(r"[1-9][0-9]{0,14}", largest):
+        raise SystemExit(
+            f"setting {VARIABLE}: {shorten(escape(largest), 40)!r} is no number of bytes. Write one, such as 67108864"
+        )
     from dropforge.stack import http_bounds
 
     http_bounds.use()

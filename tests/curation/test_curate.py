@@ -420,12 +420,17 @@ def test_no_usable_row_tells_what_each_step_left(make: Make) -> None:
     ]
 
 
-def test_full_disk(make: Make, texts: Texts, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(28, "the disk is full"), (27, r"File too large. Raise .* \(`ulimit -f`\)")],
+    ids=["disk", "limit"],
+)
+def test_full_disk(number: int, told: str, make: Make, texts: Texts, monkeypatch: Patch) -> None:
     def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(number, "as the system says it")
 
     monkeypatch.setattr(written, "write_ledger", full)
-    with pytest.raises(DropforgeError, match="disk is full"):
+    with pytest.raises(DropforgeError, match=told):
         make({"a.jsonl": join(texts(50))})
 
 

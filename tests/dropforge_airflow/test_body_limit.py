@@ -58,3 +58,12 @@ def test_only_who_asks_for_it_has_the_bound(monkeypatch: pytest.MonkeyPatch) -> 
     assert TestClient(app).post("/", content=b"x" * 1001).status_code == 413
     assert import_from_string(HTTP_PROTOCOLS["auto"]) is BoundedHttp
     assert DropforgePlugin.fastapi_root_middlewares == []
+
+
+@pytest.mark.parametrize("largest", ["64MiB", "-1", "0", "1e6", "9" * 16])
+def test_a_bound_that_is_no_number_ends_what_would_be_without_one(
+    largest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(body_limit.VARIABLE, largest)
+    with pytest.raises(SystemExit, match=rf"{body_limit.VARIABLE}: '{largest}' is no number of bytes"):
+        body_limit.middlewares()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from dropforge import hub
-from dropforge.errors import DropforgeError
+from dropforge.errors import FULL, DropforgeError
 from dropforge.hub import StrangeError, UnreachableError
 from dropforge.hub_client import SECONDS, StrangeAnswerError, bound_requests
 from trainer.data.model_cache import Filling, Wanted, fetch_through, takes
@@ -31,7 +31,7 @@ TRIES: Final = 5  # of a file, when its connection breaks or its bytes are wrong
 PAUSE: Final = 2.0  # seconds before the next one
 _NEEDED: Final = (".json", ".model", ".txt", ".jinja", "README.md")  # the last names the licence
 _ADAPTER: Final = "adapter_config.json"  # beside a model, it would have the libraries load another one
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+_UNWRITABLE: Final = FULL | {errno.EROFS, errno.EACCES, errno.EPERM}
 _SHA256: Final = 64  # hex digits
 _STALE: Final = 3600.0  # seconds without a byte, after which a file that is half there belongs to nobody
 
@@ -199,7 +199,7 @@ def _download(model: str, commit: str, file: str, known: File, endpoint: str | N
                 ) from None
         except UnreachableError as error:
             cause = error.__cause__
-            if isinstance(cause, OSError) and cause.errno in _FULL:
+            if isinstance(cause, OSError) and cause.errno in _UNWRITABLE:
                 if work is not None:
                     raise cause from None
                 raise DropforgeError(

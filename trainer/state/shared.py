@@ -8,13 +8,12 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from dropforge.errors import DropforgeError, RecipeError
+from dropforge.errors import FULL, DropforgeError, RecipeError
 from dropforge.store import LASTING, Store
 from trainer.gang import Gang
 from trainer.state.checkpoint import StorageError
 
 _PATIENCE: Final = 10.0  # seconds; a network file system may show a new file late
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 # What another try would meet again: no rights, no such place, or a file system that lacks what is asked of it.
 _LASTING: Final = (
     errno.EACCES,
@@ -57,7 +56,7 @@ def _trial(store: Store) -> RecipeError | StorageError | None:
         finally:
             store.delete(key)
     except Exception as error:  # stores raise many kinds
-        if isinstance(error, OSError) and error.errno in _FULL:
+        if isinstance(error, OSError) and error.errno in FULL:
             return None
         if _lasts(error):
             return RecipeError(

@@ -95,14 +95,23 @@ def test_why_no_node_fits_is_told_by_the_commonest_reasons() -> None:
     assert "none of 4 has room for a pod; n0 and 2 more: has 1 cpu, and the pod asks for 4; m is not" in found.found
 
 
-def kinds(compute: str, served: list[str], runtime: bool | None, found: dict[str, Any] | None = None) -> dict[str, Any]:
-    """:param found: the TrainingRuntime that the namespace has."""
+def kinds(
+    compute: str,
+    served: list[str],
+    runtime: bool | None,
+    found: dict[str, Any] | None = None,
+    *,
+    queued: bool = False,
+) -> dict[str, Any]:
+    """:param found: the TrainingRuntime that the namespace has.
+    :param queued: whether Kueue leaves TrainJobs as they are.
+    """
     recipe = parse_recipe(f"base: {{scratch: {{}}}}\ncompute: {{backend: kubernetes, namespace: team-a{compute}}}")
     asked = Asked(recipe, job_of(recipe))
     cluster: Any = SimpleNamespace(
         get=lambda path: found if path.endswith("/team-a/trainingruntimes/dropforge") else None,
         knows=lambda *_: True,
-        trains_with=lambda _: Served(tuple(served), runtime),
+        trains_with=lambda _: Served(tuple(served), runtime, queued),
         may=lambda *_: True,
         try_out=lambda *where: tried.append(where[0]),
         now=lambda: None,
@@ -119,9 +128,14 @@ def test_the_kind_of_job_is_looked_at_first() -> None:
     lost = kinds("", ["TrainJob", "Job"], False)
     assert lost["kind of job"].mend == "dropforge manifests runtime --namespace team-a | kubectl apply -f -"
     assert kinds(", kind: TrainJob", ["TrainJob", "Job"], False)["runtime"].level is Level.FAIL
-    queued = kinds(", queue: team", ["TrainJob", "PyTorchJob", "Job"], True)["kind of job"]
-    assert queued.found == "PyTorchJob: Kueue before 0.17 starts no TrainJobs"
-    broken = kinds(", queue: team, kind: TrainJob", ["TrainJob", "PyTorchJob", "Job"], True)["kind of job"]
+    every = ["TrainJob", "PyTorchJob", "Job"]
+    queue = kinds(", queue: team", every, True)["kind of job"]
+    assert queue.found.startswith("PyTorchJob: there is no Kueue 0.17 or newer")
+    grace = kinds(", queue: team, grace_seconds: 90", every, True, queued=True)["kind of job"]
+    assert grace.found == "PyTorchJob: Kueue takes away its `compute.grace_seconds`, which are not 60"
+    ranked = kinds(", priority_class: high", every, True)["kind of job"]
+    assert ranked.found == "PyTorchJob: a TrainJob cannot name a class of priority, as `compute.priority_class` does"
+    broken = kinds(", queue: team, kind: TrainJob", every, True)["kind of job"]
     assert (broken.level, broken.mend) == (Level.FAIL, "Set `compute.kind: auto`")
     unknown = kinds(", kind: TrainJob", ["Job"], False)["kind of job"]
     assert (unknown.level, "Install Kubeflow Trainer 2.2" in unknown.mend) == (Level.FAIL, True)
