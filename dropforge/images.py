@@ -76,6 +76,15 @@ def declared(dockerfile: str) -> set[str]:
     return {name for line in lines for name in re.findall(r"(\w+)(?:=\S*)?", line)}
 
 
+def defaults(dockerfile: str) -> dict[str, str]:
+    """What the build arguments before a Dockerfile's first stage are unless somebody says otherwise.
+
+    Its stages may be named by them, and Buildah 1.28 finds such a stage only where the argument is given.
+    """
+    head = re.split(r"^FROM ", dockerfile, maxsplit=1, flags=re.MULTILINE)[0]
+    return dict(re.findall(r"^ARG (\w+)=(\S+)$", head, re.MULTILINE))
+
+
 def build(
     engine: Engine,
     service: str,

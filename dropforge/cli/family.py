@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import socket
 from dataclasses import asdict
 from typing import Annotated
@@ -98,4 +99,8 @@ def _none(family: str, settings: Settings) -> str:
 
 
 def _person() -> str:
-    return f"{getpass.getuser()} on {socket.gethostname()}"
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # as a cluster's user of any number, for whom the image has no name
+        name = f"user {os.getuid()}"
+    return f"{name} on {socket.gethostname()}"

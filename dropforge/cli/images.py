@@ -155,8 +155,10 @@ class _Builder:
 
     def build(self, service: str, pushed: Path | None = None) -> str:
         reference = self.registry.reference(service, self.tag)
-        declared = images.declared(self._dockerfile(service))
-        given = {name: value for name, value in self._arguments.items() if name in declared}
+        dockerfile = self._dockerfile(service)
+        declared = images.declared(dockerfile)
+        given = images.defaults(dockerfile)
+        given |= {name: value for name, value in self._arguments.items() if name in declared}
         given |= {"REVISION": git_revision(), "VERSION": importlib.metadata.version("dropforge")}
         for command in images.build(self.engine, service, reference, self._platforms, given, pushed):
             self._run(command, may_fail=command[1:3] == ["manifest", "rm"])

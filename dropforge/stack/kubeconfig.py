@@ -28,7 +28,8 @@ def kubeconfig_env(file: Path, caller: Mapping[str, str], own: Mapping[str, str]
 
     :param file: where to write it, readable by its owner alone. :param caller: the environment without `own`.
     """
-    paths = [Path(part).expanduser() for part in (caller.get(VARIABLE) or _DEFAULT).split(os.pathsep) if part]
+    named = (caller.get(VARIABLE) or _DEFAULT).split(os.pathsep)
+    paths = [Path(os.path.expanduser(part)) for part in named if part]  # noqa: PTH111 - Path's raises without a home
     users = [] if file in paths else list(_users(paths, caller, own))
     if not users:
         return {}

@@ -59,19 +59,27 @@ NO_IMAGE = _missing()
 
 
 #: Build arguments of images whose packages are this machine's.
-MOUNTED = {"trainer": "VARIANT=mounted", "mlflow": "PACKAGES=mounted"}
+MOUNTED = {"trainer": ("VARIANT=mounted",), "mlflow": ("PACKAGES=mounted",)}
 
 
-def built(service: str = "trainer", *arguments: str) -> tuple[str, float]:
-    """An image on the node, and the seconds that it took to build and load. :param arguments: of the build."""
+def built(service: str) -> tuple[str, float]:
+    """An image on the node, and the seconds that it took to build and load."""
     if IMAGE and service == "trainer":
         return IMAGE, 0.0
     name, began = f"test.local/dropforge-{service}:whole-way", time.monotonic()
+    load_image(REPOSITORY / "images" / service, name, *MOUNTED.get(service, ()), context=REPOSITORY)
+    return name, time.monotonic() - began
+
+
+def load_image(folder: Path, name: str, *arguments: str, context: Path | None = None) -> None:
+    """Build an image and load it onto the node.
+
+    :param folder: of its Dockerfile, and the context unless that is said. :param arguments: of the build.
+    """
     given = [word for one in arguments for word in ("--build-arg", one)]
-    command = [_BUILDER, f"images/{service}/Dockerfile", ".", name, "--load", *given]
+    command = [_BUILDER, str(folder / "Dockerfile"), str(context or folder), name, "--load", *given]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return name, time.monotonic() - began
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,7 @@ def place(machine_node: Any, folder: Path, recipe: dict[str, Any]) -> Iterator[P
 
     :param folder: an empty one. :param recipe: what the team's preset says beside that.
     """
-    image, seconds = built("trainer", MOUNTED["trainer"])
+    image, seconds = built("trainer")
     with installed(machine_node, folder) as namespace:
         # An older Kueue takes no TrainJobs, and the training operator's own container is not restricted.
         kind = "auto" if served(admin(), namespace.name, RUNTIME).queued else "Job"
@@ -162,7 +170,7 @@ def packages(image: str) -> tuple[dict[str, Any], dict[str, Any]]:
 @contextmanager
 def serving(place: Place, model: str) -> Iterator[str]:
     """`mlflow models serve` of a registered model in MLflow's image; its address."""
-    image, _ = built("mlflow", MOUNTED["mlflow"])
+    image, _ = built("mlflow")
     core, name = place.namespace.core, place.namespace.name
     volume, mount = packages("mlflow")
     container = {

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -54,13 +56,45 @@ class Server:
         with self.env_file.open("a") as file:
             file.writelines(f"{name}={value}\n" for name, value in more.items())
 
+    @property
+    def tool(self) -> list[str]:
+        """The tool, for this server."""
+        names = ("docker-compose.yaml", "images/objects/published.yaml", "tests/compose/mounted.yaml")
+        files = [word for name in names for word in ("-f", str(REPOSITORY / name))]
+        return [*TOOL.split(), "-p", PROJECT, "--env-file", str(self.env_file), *files]
+
     def compose(self, *words: str, timeout: float = 1500) -> str:
         """What the tool says."""
-        names = ("docker-compose.yaml", "images/objects/published.yaml", "tests/compose/mounted.yaml")
-        files = [word for name in names for word in ("-f", name)]
         done = subprocess.run(
-            [*TOOL.split(), "-p", PROJECT, "--env-file", str(self.env_file), *files, *words],
-            cwd=REPOSITORY,
+            [*self.tool, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+        )
+        assert done.returncode == 0, self.without_secrets(done.stdout[-5000:])
+        return done.stdout
+
+    def type(self, commands: str, folder: Path, timeout: float = 600) -> str:
+        """What a page's commands print in a folder, where `docker` is this server's tool and engine."""
+        typed = folder / "bin" / "docker"
+        typed.parent.mkdir(exist_ok=True)
+        run = "run --ulimit=host" if ENGINE.endswith("podman") else "run"
+        typed.write_text(
+            f"""#!/bin/sh
+case $1 in
+compose) shift; exec {shlex.join(self.tool)} "$@" ;;
+run) shift; exec {ENGINE} {run} "$@" ;;
+*) exec {ENGINE} "$@" ;;
+esac
+"""
+        )
+        typed.chmod(0o700)
+        done = subprocess.run(
+            ["sh", "-ec", commands],
+            cwd=folder,
+            env={**os.environ, "PATH": f"{typed.parent}:{os.environ['PATH']}"},
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -162,6 +196,15 @@ class Server:
             return not lacking
 
         self.until(ready, lambda: f"every service is healthy, but for {', '.join(lacking)}", seconds)
+
+
+def page_commands(page: str, heading: str) -> list[str]:
+    """The blocks of commands below a heading of a page on installing."""
+    text = (REPOSITORY / "docs/how-to/install" / page).read_text()
+    part = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return [
+        re.sub("^    ", "", block, flags=re.MULTILINE) for block in re.findall(r"(?:^    .*\n)+", part, re.MULTILINE)
+    ]
 
 
 WANTED = (

@@ -20,8 +20,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from tests.compose.server import ENGINE, PROJECT, WANTED, Server, engine
-from tests.images.dockerfile import REPOSITORY
+from tests.compose.server import ENGINE, PROJECT, WANTED, Server, engine, page_commands
 from tests.trainer.toy import sample_rows
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(2400)]
@@ -207,29 +206,30 @@ def test_a_restart_of_all_loses_nothing(server: Server, times: Times, tmp_path: 
     assert client.get_model_version_by_alias("again", "champion").version, told
 
 
-def page_commands(heading: str) -> list[str]:
-    """The blocks of commands below a heading of the page on operation."""
-    text = (REPOSITORY / "docs/how-to/install/docker-compose-operation.md").read_text()
-    part = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    return [
-        re.sub("^    ", "", block, flags=re.MULTILINE) for block in re.findall(r"(?:^    .*\n)+", part, re.MULTILINE)
-    ]
+def test_a_first_drop_by_the_commands_of_the_page(server: Server, times: Times, tmp_path: Path) -> None:
+    """As they stand there, but for the family and the ports, which this server has of its own."""
+    client = MlflowClient(server.client_env["MLFLOW_TRACKING_URI"])
+    shutil.copy(server.env_file, tmp_path / ".env")
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (inside,) = page_commands("docker-compose.md", "A first run")
+    _published, outside = page_commands("docker-compose.md", "Upload from outside")
+    ports = {"8080": "AIRFLOW_PORT", "5000": "MLFLOW_PORT", "9000": "S3_PORT"}
+    for number, commands in enumerate((inside, outside), 1):
+        for written, name in ports.items():
+            commands = commands.replace(f"127.0.0.1:{written}", f"127.0.0.1:{server.ports[name]}")
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, sample_rows(200, 10 + number))))
+        told = server.type(commands.replace("--family toy", "--family page"), tmp_path)
+        times.note("a drop by the page has ended")
+        versions = client.search_model_versions("name = 'page'")
+        assert len(versions) == number, told
 
 
 def test_a_backup_is_restored_by_the_commands_of_the_page(server: Server, times: Times, tmp_path: Path) -> None:
     client = MlflowClient(server.client_env["MLFLOW_TRACKING_URI"])
     before = client.get_model_version_by_alias("toy", "champion")
     shutil.copy(server.env_file, tmp_path / ".env")
-    for part in page_commands("Back up and restore"):
-        lines = part.replace("dropforge-server_", f"{PROJECT}_").replace("docker.io/", "docker-image/").splitlines()
-        server.compose("down", *(["--volumes"] if "--volumes" in lines[0] else []))
-        assert lines[0].startswith("docker compose")
-        rest = "\n".join(line for line in lines[1:] if not line.startswith("docker compose"))
-        script = re.sub(r"\bdocker\b(?!-image)", ENGINE, rest).replace("docker-image/", "docker.io/")
-        script = script.replace(" run --rm ", " run --rm --ulimit=host ") if ENGINE.endswith("podman") else script
-        done = subprocess.run(["sh", "-ec", script], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    server.compose("up", "--detach")
+    for commands in page_commands("docker-compose-operation.md", "Back up and restore"):
+        server.type(commands.replace("dropforge-server_", f"{PROJECT}_"), tmp_path)
     server.wait_until_ready()
     times.note("backed up, removed and restored")
     after = client.get_model_version_by_alias("toy", "champion")

@@ -91,3 +91,8 @@ def test_build_arguments_are_those_that_a_dockerfile_declares() -> None:
     assert images.declared("ARG BASE=a:1\nFROM x\nARG CUDA=1 NCCL=2\nARG REVISION=\n") == {
         "BASE", "CUDA", "NCCL", "REVISION",
     }  # fmt: skip
+
+
+def test_what_chooses_a_stage_is_given_to_the_build() -> None:
+    dockerfile = "ARG BASE=a:1\nARG VARIANT=gpu\nFROM x\nARG CUDA=1 NCCL=2\nFROM p-${VARIANT}\nARG REVISION=\n"
+    assert images.defaults(dockerfile) == {"BASE": "a:1", "VARIANT": "gpu"}

@@ -48,6 +48,11 @@ def objects() -> Iterator[Image]:
 
 
 @pytest.fixture(scope="module")
+def stack() -> Iterator[Image]:
+    yield from built("stack")
+
+
+@pytest.fixture(scope="module")
 def spark() -> Iterator[Image]:
     yield from built("curation")
 
@@ -102,6 +107,17 @@ def test_objects_answers_and_ends_when_told(objects: Image) -> None:
     objects.report("healthy", time.monotonic() - began)
     engine("stop", "--time=60", container)
     assert engine("wait", container) == "0", engine("logs", container)
+
+
+def test_the_embedded_stack_makes_a_model_of_a_drop(stack: Image) -> None:
+    began = time.monotonic()
+    writable = tuple(f"--tmpfs={place}:mode=700,uid=10001" for place in ("/var/lib/dropforge", "/home/dropforge"))
+    container = stack.start("dropforge", "demo", "--exit", options=(*CONFINED, *writable))
+    code = engine("wait", container, timeout=900)
+    told = engine("logs", container)
+    stack.report("the demo's model was registered", time.monotonic() - began)
+    assert code == "0", told
+    assert "champion" in told
 
 
 PROGRAM = """

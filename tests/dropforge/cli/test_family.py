@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,22 @@ def test_a_recipe_is_set_shown_and_set_anew(terminal: Terminal, s3_store: S3Stor
     assert "It says the same" in terminal("family", "set", "fam", "--recipe", str(recipe)).output
     kept = json.loads(terminal("family", "show", "fam", "--json").output)
     assert (kept["origin"], kept["recipe"]["train"]) == ("person", {"max_steps": 9})
+
+
+def test_a_user_without_a_name_sets_a_recipe(
+    terminal: Terminal, s3_store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose user a cluster chose."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    done = terminal("family", "set", "fam", "--recipe", "sample")
+    assert done.exit_code == 0, done.output
+    assert f"user {os.getuid()} on " in terminal("family", "show", "fam").output
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,11 @@ def test_without_cosign_or_a_password_nothing_is_built(keys: Path, monkeypatch: 
     assert not (keys / "words").exists()
 
 
+def test_what_chooses_a_stage_is_said_though_nobody_chose(keys: Path) -> None:
+    assert call("build", "trainer", "--registry", "registry.example").exit_code == 0
+    assert " --build-arg VARIANT=gpu " in (keys / "words").read_text()
+
+
 def test_images_without_a_signature_are_named(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = {name: f"registry.example/dropforge-{name}@{DIGEST}" for name in ("mlflow", "trainer")}
     (keys / "images.lock").write_text(json.dumps(lock))
