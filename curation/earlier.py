@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from dropforge import layout
-from dropforge.dataset import SPLITS, Manifest
+from dropforge.dataset import SPLITS, Manifest, read_card, read_manifest
 from dropforge.errors import DropforgeError
 from dropforge.store import Store
-
-#: A larger card is not read (bytes).
-_LIMIT: Final = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ def before(store: Store, parent: Manifest) -> Earlier | None:
 
 def _passes(store: Store, family: str, digest: str, fit: Callable[[Manifest], bool]) -> bool:
     try:
-        return fit(Manifest.from_json(store.get(layout.manifest_key(family, digest))))
+        return fit(read_manifest(store, layout.manifest_key(family, digest)))
     except DropforgeError:  # nobody knows: the card says that it cannot be read
         return True
 
@@ -67,11 +63,6 @@ def read_version(store: Store, family: str, digest: str) -> Earlier:
 
 def _card(store: Store, family: str, digest: str) -> Mapping[str, Any] | None:
     try:
-        manifest = Manifest.from_json(store.get(layout.manifest_key(family, digest)))
-        found = store.stat(manifest.files["card_json"])
-        if found is None or found.size > _LIMIT:
-            return None
-        card = json.loads(store.get(found.key))
-    except (DropforgeError, KeyError, ValueError, RecursionError):
+        return read_card(store, read_manifest(store, layout.manifest_key(family, digest))) or None
+    except DropforgeError:
         return None
-    return card if isinstance(card, dict) else None

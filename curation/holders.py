@@ -18,7 +18,7 @@ from curation.pii import make_scrub
 from curation.plan import make_rules
 from curation.spellings import names_so_far
 from dropforge import layout, lineage
-from dropforge.dataset import SPLITS, Manifest
+from dropforge.dataset import SPLITS, Manifest, read_manifest
 from dropforge.errors import DataError, DropforgeError
 from dropforge.recipes.load import build_recipe
 from dropforge.store import MissingObjectError, Store
@@ -217,7 +217,7 @@ def _manifests(store: Store, family: str) -> Iterator[Manifest]:
         if not layout.is_manifest(info.key):
             continue
         try:
-            yield Manifest.from_json(store.get(info.key))
+            yield read_manifest(store, info.key)
         except DataError:
             if info.key.startswith(f"datasets/{family}/"):
                 raise

@@ -17,7 +17,7 @@ from typing import Any, Final
 from curation.reasons import Filtered
 from curation.task import Rules
 from dropforge import layout, ledger
-from dropforge.dataset import SPLITS, Manifest, Step
+from dropforge.dataset import SPLITS, Manifest, Step, read_manifest
 from dropforge.drop import Drop, DropFile
 from dropforge.errors import DataError, DropforgeError
 from dropforge.json_objects import UnreadableError, read_object
@@ -78,7 +78,7 @@ def read_head(store: Store, family: str) -> Head | None:
 def read(store: Store, family: str, digest: str) -> Manifest:
     """:raises DataError: if the version is not there."""
     try:
-        return Manifest.from_json(store.get(layout.manifest_key(family, digest)))
+        return read_manifest(store, layout.manifest_key(family, digest))
     except MissingObjectError as error:
         mend = "Restore it from the bucket's versions, or curate the drops under another family"
         raise DataError(f"dataset {family}/{digest[:12]}", "its manifest is missing", mend) from error

@@ -15,7 +15,7 @@ from curation.identity import exact_name
 from curation.shards import LocalShard, Size, file_sha256, schema_of, write_ledger, write_quarantine, write_shards
 from curation.task import Report, Rules, Task
 from dropforge import dataset, layout
-from dropforge.dataset import SPLITS, Manifest
+from dropforge.dataset import SPLITS, Manifest, read_manifest
 from dropforge.errors import DropforgeError
 from dropforge.store import Store
 
@@ -133,7 +133,7 @@ def check_digest(
 def find(store: Store, family: str, digest: str) -> Manifest | None:
     """The published dataset version with this digest, if there is one."""
     key = layout.manifest_key(family, digest)
-    return Manifest.from_json(store.get(key)) if store.stat(key) is not None else None
+    return read_manifest(store, key) if store.stat(key) is not None else None
 
 
 def publish(

@@ -155,7 +155,11 @@ def sets_recipe(store: Store, family: str, ruling: Ruling, *, self_service: bool
 
     A family with a dataset version has had its first drop, whether or not that one set a recipe.
     """
-    return self_service and not ruling.own and not store.times(layout.datasets_prefix(family), most=1)
+    if not self_service or ruling.own:
+        return False
+    head, keys = layout.head_key(family), store.times(layout.datasets_prefix(family))
+    # Not any key: pods of trainings may write some there.
+    return not any(key == head or layout.is_manifest(key) for key in keys)
 
 
 def keep_first(store: Store, family: str, kept: Kept) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dropforge import layout
-from dropforge.dataset import SPLITS, Manifest
+from dropforge.dataset import SPLITS, Manifest, read_manifest
 from dropforge.errors import DataError
 from dropforge.store import MissingObjectError, Store
 
@@ -36,7 +36,7 @@ def find_holdout(store: Store, named: str) -> Manifest:
         "Name one of the bucket as FAMILY/DIGEST, with all 64 digits: `dropforge curate` makes one, and shows its name"
     )
     try:
-        manifest = Manifest.from_json(store.get(layout.manifest_key(family, digest)))
+        manifest = read_manifest(store, layout.manifest_key(family, digest))
     except MissingObjectError:
         raise DataError(thing, "it is not there", mend) from None
     if (manifest.family, manifest.digest) != (family, digest):

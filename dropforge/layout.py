@@ -92,6 +92,7 @@ EXPORT_FACTS = "dropforge-export.json"  # in the folder of a checkpoint's model,
 _FAMILY = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _DROP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,80}[a-z0-9])?")
+_MANIFEST = re.compile(r"datasets/[^/]+/[0-9a-f]{64}/manifest\.json")
 _PROBE = re.compile(rf"{DROPS}\.probe/([0-9a-f]{{32}})/{SUCCESS}")
 _POD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -255,9 +256,11 @@ def retrains_prefix(family: str) -> str:
 
 
 def is_manifest(key: str) -> bool:
-    """Tell whether a key is that of a dataset version's manifest: jobs keep others below a version."""
-    parts = key.split("/")
-    return len(parts) == 4 and (parts[0], parts[3]) == ("datasets", "manifest.json")
+    """Tell whether a key is that of a dataset version's manifest: jobs keep others below a version.
+
+    A version's folder is named by its digest, so that no folder which pods of trainings may write to is one.
+    """
+    return bool(_MANIFEST.fullmatch(key))
 
 
 def claims_prefix(family: str, drop_id: str) -> str:

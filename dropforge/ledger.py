@@ -13,13 +13,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from dropforge import layout
 from dropforge.drop import Drop, identity_of_objects, listed_keys
 from dropforge.json_objects import UnreadableError, read_as, read_object
-from dropforge.store import MissingObjectError, Store
+from dropforge.store import MissingObjectError, Store, TooLargeError, read_bounded
 
 _COUNTER: Final = re.compile(r"([1-9][0-9]{0,8})\.json", re.ASCII)
 _MEND: Final = "Restore it from the bucket's versions, or delete it if no run has the drop"
+_MEND_ENTRY: Final = "Restore it from the bucket's versions, or delete it and write the drop's _SUCCESS again"
+_LARGEST: Final = 256 << 20
+"""Bytes of a drop's entry; 100,000 files with the longest keys take 130 MB."""
 
 
 @dataclass(frozen=True)
@@ -144,17 +149,35 @@ def place(store: Store, drop: Drop) -> Drop:
 
 
 def read(store: Store, family: str, drop_id: str) -> Drop:
-    """The drop as it was entered. :raises MissingObjectError: if it never was."""
-    return Drop.from_json(store.get(layout.ledger_key(family, drop_id)))
+    """The drop as it was entered. :raises MissingObjectError: if it never was. :raises UnreadableError:"""
+    return read_entry(store, layout.ledger_key(family, drop_id))
+
+
+def read_entry(store: Store, key: str) -> Drop:
+    """The drop of an entry. :raises MissingObjectError: if it is not there.
+
+    :raises UnreadableError: if it cannot be read, or is larger than the entry of a drop of the most files.
+    """
+    thing = f"object {store.uri}/{key}"
+    try:
+        return Drop.from_json(read_bounded(store, key, _LARGEST))
+    except TooLargeError as error:
+        cause = error.cause
+    except ValidationError as error:  # which is a ValueError that quotes what it was given
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        cause = f"{'.'.join(map(str, first['loc'])) or 'the object'}: {first['msg']}"
+    raise UnreadableError(thing, f"it cannot be read: {cause}", _MEND_ENTRY)
 
 
 def arrived(store: Store, family: str) -> tuple[Drop, ...]:
     """The family's uploads in the order in which they were completed; of those under one name the last.
 
     Of an entry that does not say it, the time of the entry counts. Two within a second stand by their names.
+
+    :raises UnreadableError: if an entry cannot be read: without it, the family's rows would be others.
     """
     times = store.times(layout.entries_prefix(family))
-    found = [(when, Drop.from_json(store.get(key))) for key, when in times.items()]
+    found = [(when, read_entry(store, key)) for key, when in times.items()]
     order = sorted(
         ((int(drop.completed or when), int(when), drop.drop, drop) for when, drop in found if drop.uploaded),
         key=lambda one: one[:3],

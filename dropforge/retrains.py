@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from dropforge import layout, ledger
-from dropforge.dataset import Manifest
+from dropforge.dataset import read_manifest
 from dropforge.errors import DropforgeError
 from dropforge.json_objects import UNREADABLE, UnreadableError, read_as, read_object, typed
 from dropforge.retraining import Ended, Trained
@@ -90,6 +90,6 @@ def uploads(store: Store, family: str, drop_id: str) -> tuple[str, ...]:
 
 
 def _uploads(store: Store, spec: RunSpec) -> set[str]:
-    manifest = Manifest.from_json(store.get(layout.manifest_key(spec.family, spec.dataset_digest)))
+    manifest = read_manifest(store, layout.manifest_key(spec.family, spec.dataset_digest))
     entries = [step.drop for step in manifest.steps] or [str(spec.drop.get("id", ""))]
     return {one for entry in entries for one in uploads(store, spec.family, entry)}

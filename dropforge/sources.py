@@ -7,7 +7,7 @@ of a drop. Its identity is that of an upload of the same files.
 from __future__ import annotations
 
 from dropforge import layout, ledger
-from dropforge.dataset import Manifest
+from dropforge.dataset import read_manifest
 from dropforge.drop import MAX_FILES, MAX_KEYS, Drop, DropFile, Part, drop_file, identity, listed_keys, too_many
 from dropforge.errors import DataError, RecipeError
 from dropforge.hub_data import files_of
@@ -92,7 +92,7 @@ def _drops(store: Store, ids: tuple[str, ...], family: str) -> tuple[str, tuple[
 def _shards(store: Store, name: str, thing: str) -> tuple[str, tuple[DropFile, ...]]:
     family, _, digest = name.partition("/")
     try:
-        manifest = Manifest.from_json(store.get(layout.manifest_key(layout.check_family(family), digest)))
+        manifest = read_manifest(store, layout.manifest_key(layout.check_family(family), digest))
     except MissingObjectError:
         raise DataError(thing, "there is no such version", "Look under `datasets/` in the bucket") from None
     if (manifest.family, manifest.digest) != (family, digest):

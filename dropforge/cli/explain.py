@@ -12,7 +12,7 @@ from dropforge.cli.connect import StateOption
 from dropforge.cli.named import RUN_HELP
 from dropforge.client.connection import connect
 from dropforge.client.named import find_name
-from dropforge.dataset import Manifest
+from dropforge.dataset import Manifest, read_manifest
 from dropforge.errors import DataError, DropforgeError
 from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
@@ -77,7 +77,7 @@ def _of_digest(store: Store, dataset: str) -> Manifest | None:
     found = [key for key in keys if layout.is_manifest(key)]
     if len(found) > 1:
         raise DataError(f"dataset {dataset!r}", f"{len(found)} begin so", "Give the digest as on the card")
-    return Manifest.from_json(store.get(found[0])) if found else None
+    return read_manifest(store, found[0]) if found else None
 
 
 def _of_run(store: Store, run: str) -> tuple[Manifest, str | None]:
@@ -86,5 +86,5 @@ def _of_run(store: Store, run: str) -> tuple[Manifest, str | None]:
         mend = "List runs with `dropforge runs`, or give FAMILY/DIGEST as on the card"
         raise DataError(f"run {run!r}", "there is no such run", mend)
     spec = RunSpec.read(store, layout.run_key(run))
-    manifest = Manifest.from_json(store.get(layout.manifest_key(spec.family, spec.dataset_digest)))
+    manifest = read_manifest(store, layout.manifest_key(spec.family, spec.dataset_digest))
     return manifest, spec.drop.get("prefix")

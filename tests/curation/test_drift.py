@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import curation
 from curation.card import render
 from curation.drift import by_chance, compare, distance, measured
-from curation.earlier import Earlier, mark, newest
+from curation.earlier import Earlier, mark, newest, read_version
 from curation.gate import overruled
 from curation.told import card_lines
 from dropforge import layout
@@ -200,6 +200,15 @@ def test_a_manifest_before_that_is_broken_does_no_harm(make: Make, store: Folder
     digest = "e" * 64
     store.put(layout.manifest_key("fam", digest), b"no manifest")
     assert make({"a.jsonl": rows(40, 8)}).measured["drift"] == {"parent": digest, "found": {}}
+
+
+def test_what_pods_of_trainings_may_write_is_no_version(make: Make, store: FolderStore) -> None:
+    """A pod that keeps tokens below a version may write keys with `/tokens/` in them."""
+    one = make({"a.jsonl": rows(40, 8)})
+    for folder in ("tokens", f"{one.digest}/tokens"):
+        for name in ("manifest.json", "passed.json"):
+            store.put(f"datasets/fam/{folder}/{name}", one.to_json())
+    assert newest(store, "fam") == read_version(store, "fam", one.digest)
 
 
 def test_a_drop_that_joins_its_family_is_compared_with_the_one_before_and_its_words_are_added(

@@ -86,7 +86,9 @@ READERS: dict[str, tuple[str, Callable[[Store], Any], bool]] = {
     "runs": (layout.run_key("fam-1"), lineage.runs, False),
     "trained": (layout.run_key("fam-1"), lambda store: retrains.trained(store, CHAMPION).drops, False),
     "place": (layout.run_key("fam-1"), lambda store: trainings._elsewhere(store, "fam-1"), False),
-    "manifest": ("datasets/fam/0000/manifest.json", lambda store: find(store, "fam/0000"), True),
+    "manifest": (layout.manifest_key("fam", "0" * 64), lambda store: find(store, "fam/0000"), True),
+    "entry": (layout.ledger_key("fam", DROP), lambda store: ledger.read(store, "fam", DROP), True),
+    "entries": (layout.ledger_key("fam", DROP), lambda store: ledger.arrived(store, "fam"), True),
     "champion": (
         layout.report_key("fam-1"),
         lambda store: start.champion_files(store, Champion("1", f"{store.uri}/runs/fam-1/model", "r", "fam-1", "d")),
@@ -174,29 +176,14 @@ def test_a_run_of_another_shape_stands_in_the_way_of_no_forgetting(store: Folder
 
 #: Reads without a bound that stay: what is read there lies not below `runs/`, or is no state that pods write.
 UNBOUNDED = {
-    "dropforge/ledger.py": 2,  # entries, which intake writes
-    "dropforge/retrains.py": 1,  # manifests of datasets, which curation writes
-    "dropforge/holdout.py": 1,
-    "dropforge/sources.py": 1,
-    "dropforge/cli/explain.py": 2,
     "dropforge/cli/probe.py": 1,  # what the watcher answers
-    "curation/increments.py": 1,
-    "curation/earlier.py": 3,
-    "curation/holders.py": 1,
     "curation/local.py": 2,
-    "curation/written.py": 1,
     "curation/spark_job/__init__.py": 1,
-    "trainer/data/rows.py": 1,
-    "trainer/commands/addresses.py": 1,
     "trainer/prepare.py": 1,  # a tokenizer's file, read by the run's own pods
     "trainer/state/checkpoint.py": 1,  # files that its manifest lists, with their check sums
-    "plugins/dropforge_airflow/pages/ledgers.py": 1,  # its size was looked at before
     "trainer/node/watchdog.py": 2,  # PyTorch's store, in which ranks meet
     "plugins/dropforge_airflow/asking.py": 3,  # Airflow's own store of a task's state
     "plugins/dropforge_airflow/trials.py": 1,
-    "plugins/dropforge_airflow/tasks/data.py": 5,
-    "plugins/dropforge_airflow/tasks/foresee.py": 1,
-    "plugins/dropforge_airflow/tasks/plan.py": 1,
     "plugins/dropforge_airflow/tasks/run.py": 1,
 }
 _STORES = {"store", "ledger", "_store", "place", "folder", "bucket", "run", "runs"}

@@ -327,6 +327,24 @@ def test_a_marker_without_its_drop_waits_for_the_inbox(store: Store) -> None:
     assert intake(store).keys == []
 
 
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("entry", [b"", b'{"family": "fam", "dr', b'{"family": "fam"}'], ids=["empty", "torn", "other"])
+def test_an_entry_that_cannot_be_read_holds_up_no_other_family(
+    store: Store, entry: bytes, batch: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrive(store, upload(store, "fam", "d1"))
+    take_in(store, "b", "alias", lambda: Line(paused=True))
+    ((family, drop_id),) = ledger.pending(store)
+    store.put(layout.ledger_key(family, drop_id), entry)
+    if batch:
+        store.put(layout.pending_key(family, drop_id), b'{"batch": true, "drop": "d1"}')
+    arrive(store, upload(store, "other", "d2", '{"text": "b"}'))
+    (key,) = intake(store).keys
+    assert "/other/d2/" in key
+    assert "A drop of family fam gets no run: object " in caplog.text
+    assert "Restore it from the bucket's versions, or delete it and write the drop's _SUCCESS again" in caplog.text
+
+
 def test_the_line_is_asked_only_when_a_drop_waits(store: Store) -> None:
     def line() -> Line:
         raise AssertionError("asked for nothing")

@@ -167,6 +167,19 @@ def test_a_drop_of_a_family_that_has_data_already_is_not_its_first(store: Store)
     assert family_recipe.read(store, "fam") is None
 
 
+def test_what_pods_of_trainings_may_write_makes_no_family_one_that_has_data(store: Store) -> None:
+    for key in (
+        "datasets/fam/tokens/manifest.json",
+        "datasets/fam/tokens/passed.json",
+        "datasets/fam/x/tokens/1/plan.json",
+    ):
+        store.put(key, b"{}")
+    plan(store, entered(store, recipe="promote: {min_improvement: 0.5}"))
+    kept = family_recipe.read(store, "fam")
+    assert kept is not None
+    assert kept.origin == "drop"
+
+
 def test_a_family_s_recipe_that_cannot_be_used_is_not_told_of_the_drop(store: Store) -> None:
     family_recipe.write(store, "fam", {"extends": "gone"}, "tiny", "ann")
     with pytest.raises(RecipeError, match=r"^the recipe of family fam \(set by ann.*dropforge family set fam"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dropforge.dataset import Manifest
+from dropforge.dataset import Manifest, read_manifest
 from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.layout import run_key
 from dropforge.run import RunSpec
@@ -82,7 +82,7 @@ def open_dataset(address: str) -> Dataset:
         )
     root, key = split_uri(uri)
     try:
-        return Dataset(uri, match[1] or ".", Manifest.from_json(open_store(root).get(key)))
+        return Dataset(uri, match[1] or ".", read_manifest(open_store(root), key))
     except (MissingObjectError, NotADirectoryError, IsADirectoryError):
         raise DataError(
             f"dataset {address}", f"there is no {uri}", "Give a dataset's folder; a run's run.json names its own"

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dropforge.dataset import COLUMNS, SPLITS, Manifest, Shard, digest
+from dropforge.dataset import COLUMNS, SPLITS, Manifest, Shard, digest, read_manifest
 from dropforge.errors import DataError, DropforgeError
 from dropforge.run import RunSpec
 from dropforge.store import MissingObjectError, Store, open_store, split_uri
@@ -77,7 +77,7 @@ def load_manifest(spec: RunSpec) -> Manifest:
     """
     root, key = split_uri(spec.dataset)
     try:
-        manifest = Manifest.from_json(open_store(root).get(key))
+        manifest = read_manifest(open_store(root), key)
     except MissingObjectError as error:
         raise DataError(spec.dataset, "the dataset's manifest is not there", "Curate the drop again") from error
     if manifest.digest != spec.dataset_digest or manifest.family != spec.family:

@@ -120,7 +120,7 @@ def _drop(store: Store, key: str) -> Drop | None:
     if info is None or info.size > _LARGEST:
         return None
     try:
-        return Drop.from_json(store.get(key))
+        return ledger.read_entry(store, key)
     except (MissingObjectError, ValueError):
         return None
 

@@ -16,6 +16,7 @@ from dropforge.drop import partition_key
 from dropforge.fair_share import FamilyLoad, RunSlots
 from dropforge.intake_ledger import State
 from dropforge.intake_rules import Waiting, remember
+from dropforge.json_objects import UnreadableError
 from dropforge.store import MissingObjectError, Store
 from dropforge_airflow.backlog import deserves_event
 from dropforge_airflow.tasks.markers import Marker, hold, read_markers
@@ -144,11 +145,14 @@ def _flying(store: Store, sent: Sequence[Marker], ahead: Line, pool: ThreadPoolE
 
 
 def _announce(store: Store, marker: Marker, now: datetime, aliases: Mapping[str, str]) -> str | None:
-    """The key to send for a waiting drop, noted in its marker; None if it was claimed meanwhile."""
+    """The key to send for a waiting drop, noted in its marker; None if it was claimed meanwhile, or cannot be read."""
     try:
         drop = ledger.read(store, marker.family, marker.id)
     except MissingObjectError:
         return None  # its entry in the inbox, which is still there, will bring it again
+    except UnreadableError as error:
+        log.error("A drop of family %s gets no run: %s", marker.family, error)
+        return None
     # First: a run that nobody knows of would take its family's slot twice.
     in_flight.enter(store, drop.family, drop.id)
     before = {key: value for key, value in marker.note.items() if key != "held"}

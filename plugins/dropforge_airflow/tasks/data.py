@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from typing import TYPE_CHECKING, Any, Final, TypedDict
@@ -11,6 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from dropforge import dataset, layout, ledger
 from dropforge.errors import DataError
+from dropforge.json_objects import read_as
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe
 from dropforge.run_limits import run_limits
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WARNINGS: Final = 100  # lines of the card that are logged
+_RESULT: Final = 1 << 20  # bytes of what a job of curation leaves: a digest
 FORECAST: Final = "forecast"  # XCom of `check_data`
 
 
@@ -107,8 +108,8 @@ def from_cluster(planned: Plan) -> Curated:
     with no_retry():
         job, _ = _job(planned, build_recipe(planned["recipe"]))
         store = connection.open_store(settings.bucket)
-        digest = json.loads(store.get(job.result))["digest"]
-        manifest = dataset.Manifest.from_json(store.get(layout.manifest_key(planned["family"], digest)))
+        digest = read_as(store, job.result, lambda result: str(result["digest"]), most=_RESULT)
+        manifest = dataset.read_manifest(store, layout.manifest_key(planned["family"], digest))
     _prove(store, planned)
     return _told(settings, store, manifest)
 
@@ -134,9 +135,10 @@ def _prove(store: Store, planned: Plan) -> None:
 def _told(settings: Settings, store: Store, made: dataset.Manifest) -> Curated:
     lineage.tell(lambda: lineage.curated(settings.root, made))
     card = made.files.get("card_html", "")
-    warnings = json.loads(store.get(made.files["card_json"]))["warnings"] if "card_json" in made.files else []
+    told = dataset.read_card(store, made).get("warnings")
+    warnings = told if isinstance(told, list) else []
     for warning in warnings[:_WARNINGS]:
-        log.warning("%s", escape(warning))
+        log.warning("%s", escape(str(warning)))
     if len(warnings) > _WARNINGS:
         log.warning("%d more on the card", len(warnings) - _WARNINGS)
     for reason, number in sorted(made.counts.items()):
@@ -159,7 +161,7 @@ def check_data(planned: Plan, curated: Curated, ti: Any = None) -> dict[str, str
     with no_retry(), divided(store, planned["family"], planned["drop_id"], planned["counter"]):
         recipe = build_recipe(planned["recipe"])
         found = check(store, planned["family"], curated["digest"], recipe)
-        manifest = dataset.Manifest.from_json(store.get(layout.manifest_key(planned["family"], curated["digest"])))
+        manifest = dataset.read_manifest(store, layout.manifest_key(planned["family"], curated["digest"]))
         rows = manifest.rows("train") + manifest.rows("eval")
         run_limits().check_rows(f"dataset {planned['family']}/{curated['digest'][:12]}", rows)
         forecast = foresee(store, settings.tracking_uri, manifest, recipe)
@@ -176,7 +178,7 @@ def check(store: Store, family: str, digest: str, recipe: Recipe) -> dict[str, s
     from curation.increments import aside
 
     name = f"dataset {family}/{digest[:12]}"
-    manifest = dataset.Manifest.from_json(store.get(layout.manifest_key(family, digest)))
+    manifest = dataset.read_manifest(store, layout.manifest_key(family, digest))
     if manifest.digest != digest:
         raise DataError(name, f"its manifest says {manifest.digest[:12]}", "Curate the drop again")
     passed = gate(manifest, recipe, aside=aside(store, manifest))

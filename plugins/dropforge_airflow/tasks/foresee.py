@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dropforge import layout
 from dropforge.costs import limits_told
-from dropforge.dataset import Manifest
+from dropforge.dataset import Manifest, read_card
 from dropforge.estimate import estimate
 from dropforge.forecast import Forecast, forecast
 from dropforge.json_objects import read_as
@@ -44,8 +43,7 @@ def foresee(store: Store, tracking_uri: str, manifest: Manifest, recipe: Recipe)
 def training_bytes(store: Store, manifest: Manifest, recipe: Recipe) -> int | None:
     """About how much text the training reads in an epoch; None where the dataset's card does not tell."""
     try:
-        card = json.loads(store.get(manifest.files["card_json"]))
-        train = card["statistics"]["totals"]["train"]
+        train = read_card(store, manifest)["statistics"]["totals"]["train"]
         rows, chars = int(train["rows"]), int(train["chars"])
     except (KeyError, TypeError, ValueError) as error:
         log.info("How long its rows are is not known: %r", error)

@@ -287,5 +287,5 @@ def _by_id(store: Store, drop_id: str, family: str | None) -> Drop:
             ) from None
     for info in store.list("ledger/drops/"):
         if info.key.endswith(f"/{drop_id}.json"):
-            return Drop.from_json(store.get(info.key))
+            return ledger.read_entry(store, info.key)
     raise DataError(f"drop id {drop_id}", "the ledger has no such drop", "Look under ledger/drops/ in the bucket")

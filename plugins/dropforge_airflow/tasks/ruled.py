@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from dropforge import intake_ledger, layout, ledger
+from dropforge.drop import Drop
 from dropforge.errors import DropforgeError
 from dropforge.families import Family
 from dropforge.intake_ledger import State
 from dropforge.intake_rules import Intake, Known, Waiting, decide, remember
+from dropforge.json_objects import UnreadableError
 from dropforge.run_limits import run_limits
 from dropforge.store import Store
 from dropforge_airflow.tasks.markers import Marker, hold, read_markers
@@ -108,12 +110,22 @@ def _settled(store: Store, name: str, markers: Sequence[Marker], pool: ThreadPoo
     known = [marker for marker in markers if layout.ledger_key(name, marker.id) in entries]
     batches = [marker for marker in known if marker.note.get("batch")]
     gone: set[str] = set()
-    for batch in pool.map(lambda marker: ledger.read(store, name, marker.id), batches):
+    for batch in pool.map(lambda marker: _entry(store, name, marker.id), batches):
+        if batch is None:
+            continue
         left = {part.id for part in batch.parts} & {marker.id for marker in known}
         if left:
             intake_ledger.leave(store, batch)
         gone |= left
     return [marker for marker in known if marker.id not in gone]
+
+
+def _entry(store: Store, name: str, drop_id: str) -> Drop | None:
+    """A drop as it was entered; None if that cannot be read, which is told where its event would be sent."""
+    try:
+        return ledger.read(store, name, drop_id)
+    except UnreadableError:
+        return None
 
 
 def _gather(store: Store, name: str, family: Family, drops: Sequence[Waiting]) -> bool:

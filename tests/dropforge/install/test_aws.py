@@ -67,6 +67,12 @@ KEYS = {
         "w": {"tasks", "curation", "trainer"},
         "d": {"tasks", "curation", "trainer"},
     },
+    # No version's folder, though its name is that of one within a version.
+    "datasets/support/tokens/manifest.json": {
+        "r": {"tasks", "curation", "trainer", "pages"},
+        "w": {"tasks", "curation"},
+        "d": {"tasks", "curation"},
+    },
     layout.run_key("support-1"): {
         "r": {"watcher", "tasks", "callbacks", "pages", "trainer", "mlflow", "metrics"},
         "w": {"tasks", "trainer"},
