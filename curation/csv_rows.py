@@ -21,6 +21,7 @@ from curation.dialect import (
     stands_in_quotes,
     stands_in_single_quotes,
 )
+from curation.header_lines import is_further, is_typed
 from curation.open_quotes import Unclosed, is_ragged
 from curation.reasons import Reason
 from curation.records import HEAD, Blank, Fault, Found, Line, Record
@@ -116,7 +117,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
     feed, seen = _Feed(found, limit), quotes.seen
     unclosed = Unclosed(quotes, feed.ahead)
     header: _Header | None = None
-    delimiter, said, quoted, spaced, named = ",", None, True, False, False
+    delimiter, said, quoted, spaced, named, typed = ",", None, True, False, False, False
     before_quote, last, longest = b"", 0, 0
     known: frozenset[str] = frozenset()
     reader: Iterator[list[str]] | None = None
@@ -178,11 +179,15 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             continue
         # One cell tells of nearly all rows that they are no names of columns.
         if named or (len(cells) > last and len(cells[last]) <= longest and cells[last].strip().lower() in known):
-            rule, again = named and is_rule(cells), header.again(cells)
-            named = again == header.folded
+            rule, again, below = named and is_rule(cells), header.again(cells), feed.peek()
+            following = below.data if isinstance(below, Line) else b""
+            further = named and is_further(cells, following, delimiter, typed=typed)
+            typed = further and is_typed(cells, following, delimiter)
+            named, first = again == header.folded or further, named
             if named or rule:
-                seen["names"] += 1
+                seen["further" if further else "names"] += 1
                 continue
+            seen["alike"] += first and len(cells) > 1 and len(set(cells)) == 1 and not _NUMBER.fullmatch(cells[0])
             if again:
                 yield from unclosed.end()
                 yield Fault(position, Reason.BAD_HEADER, "the names of columns come again in another order", head)
@@ -259,6 +264,7 @@ _OPEN: Final = "unexpected end of data"
 _RETURN: Final = "new-line character seen in unquoted field"
 #: Characters of a column's name that are told.
 _NAMED: Final = 60
+_NUMBER: Final = re.compile(r"\s*|[-+.,\d\s]+|true|false", re.IGNORECASE)
 _ESCAPED: Final = re.compile(rb"\\[ntr\\]")
 #: A quotation mark behind a backslash, which is not one that CSV doubles.
 _QUOTE: Final = re.compile(rb'\\"(?!")')

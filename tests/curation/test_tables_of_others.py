@@ -212,6 +212,50 @@ def test_names_of_columns_that_come_again_are_no_row(
     assert any(line.startswith(told) for line in card_lines(card_of(store, made)))
 
 
+QUOTED = table(*((f'"{asked}"', f'"{answer}"') for asked, answer in BOTH), mark=",")
+
+
+@pytest.mark.parametrize(
+    ("more", "mark", "lines"),
+    [
+        (
+            'What is asked?,What is answered?\n"{""ImportId"":""QID1_TEXT""}","{""ImportId"":""QID2"",""x"":1}"\n',
+            ",",
+            2,
+        ),
+        ('"What, in\ntwo lines?",What?\n"{""ImportId"":""QID1""}","{""ImportId"":""QID2""}"\n', ",", 2),
+        (",Open-Ended Response\n", ",", 1),
+        ("string\tstring\nmeta\tmeta\n", "\t", 2),
+        ("string\tYes No\nmeta\tclass\n", "\t", 2),
+        ("string\tstring\n\t\n", "\t", 1),
+    ],
+    ids=["qualtrics", "qualtrics-lines", "surveymonkey", "orange", "orange-values", "orange-blank"],
+)
+def test_further_lines_of_names_are_no_rows(
+    make: Make, rows: Rows, store: FolderStore, more: str, mark: str, lines: int
+) -> None:
+    head, rest = (table(*BOTH) if mark == "\t" else QUOTED).split(b"\n", 1)
+    made = make({"a.csv" if mark == "," else "a.tsv": head + b"\n" + more.encode() + rest})
+    assert chats(rows(made)) == dict(BOTH)
+    told = f"a.{'csv' if mark == ',' else 'tsv'}: {lines} lines below the names of columns say more of these"
+    assert any(line.replace("1 line ", "1 lines ").startswith(told) for line in card_lines(card_of(store, made)))
+
+
+@pytest.mark.parametrize("row", ["string,Of a type", "Response,Open-Ended Response", "meta,class", "first,second"])
+def test_rows_that_look_like_further_names_alone_are_rows(make: Make, rows: Rows, row: str) -> None:
+    head, rest = QUOTED.split(b"\n", 1)
+    made = make({"a.csv": head + f"\n{row}\n".encode() + rest})
+    assert chats(rows(made)) == dict(BOTH) | dict([tuple(row.split(","))])
+
+
+def test_a_first_row_of_one_text_alone_is_told(make: Make, rows: Rows, store: FolderStore) -> None:
+    """Pandas writes a second line of names where columns have two levels."""
+    head, rest = QUOTED.split(b"\n", 1)
+    made = make({"a.csv": head + b"\nfirst,first\n" + rest})
+    assert chats(rows(made))["first"] == "first"
+    assert any("has the same text in each cell" in line for line in card_lines(card_of(store, made)))
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.txt"])
 def test_the_mark_of_a_file_that_was_joined_to_another_is_none_of_its_first_row(
     make: Make, rows: Rows, name: str
