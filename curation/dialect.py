@@ -128,8 +128,8 @@ SEEN: Final = {
     "if they mean line ends, tabs, backslashes and quotation marks, as PostgreSQL, MySQL and Hive write them, export "
     "as CSV with quotes and without escapes",
     "names": "lines repeat the names of columns, or are the rule below them, and were left out",
-    "further": "lines below the names of columns say more of these, as Qualtrics, SurveyMonkey and Orange write "
-    "them, and were left out",
+    "further": "lines below the names of columns say more of these, as Qualtrics, SurveyMonkey, Orange and "
+    "ClickHouse write them, and were left out",
     "alike": "line below the names of columns has the same text in each cell, and was read as a row; if it is a second "
     "line of names, as pandas writes them, take it out",
 }

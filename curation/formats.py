@@ -30,6 +30,7 @@ _KINDS: Final[dict[str, Kind]] = {
     ".text": "text",
     ".md": "text",
 }
+_PICKLE: Final = "pickled by Python, which is never read, as it could run code: save the rows as JSON lines or Parquet"
 _FOREIGN: Final = {
     b"version https://git-lfs.github.com/": "a pointer of Git LFS, not the file: fetch it with `git lfs pull`",
     b"outs:\n- md5:": "a pointer of DVC, not the file: fetch it with `dvc pull`",
@@ -37,6 +38,7 @@ _FOREIGN: Final = {
     b"../.git/annex/objects/": "a link of git-annex, not the file: fetch it with `git annex get`",
     b".git/annex/objects/": "a link of git-annex, not the file: fetch it with `git annex get`",
     b"[InternetShortcut]": "a shortcut to another place, not what is there",
+    b"FEA1": "Feather of its first version: write Parquet",
     b"%PDF": "PDF",
     b"%!PS": "PostScript",
     b"{\\rtf": "RTF",
@@ -84,6 +86,12 @@ _NAMES: Final = FIELDS | {"text"}
 #: How an array of rows begins, and neither a section of settings nor a time in a log does.
 _OPEN: Final = re.compile(rb'\[\s*[\[{"\]]|\[[ \t\r]*(?:\n|$)')
 _TWICE: Final = "compressed twice"
+#: A list or an object, in any protocol.
+_PICKLED: Final = re.compile(rb"\([ld]p0\n|[\]}]q\x00|\x80[\x02-\x05](?:\x95.{7}\x00|[\]}(cX\x8c])", re.DOTALL)
+#: A list of objects, or one: the first key, whose length is that of its name.
+_PACKED: Final = re.compile(
+    rb"(?:[\x91-\x9f]|\xdc..|\xdd....)?(?:[\x81-\x8f]|\xde..|\xdf....)([\xa1-\xbf])([A-Za-z_][\w.-]*)", re.DOTALL
+)
 _PARQUET: Final = b"PAR1"
 _ARROW: Final = b"\xff\xff\xff\xff"  # of each message of a stream; Arrow's files begin otherwise
 BOM: Final = b"\xef\xbb\xbf"
@@ -218,6 +226,10 @@ def _foreign(head: bytes, compression: Compression) -> str | None:
             return what
     if head[257:262] == b"ustar":
         return "a tar archive"
+    if _PICKLED.match(head):
+        return _PICKLE
+    if (packed := _PACKED.match(head)) and len(packed[2]) >= packed[1][0] - 0xA0 > 0:
+        return "MessagePack: save the rows as JSON lines or Parquet"
     start = head.removeprefix(BOM).lstrip()[:64].lower()
     if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<svg")):
         return "a web page or XML"
@@ -225,9 +237,17 @@ def _foreign(head: bytes, compression: Compression) -> str | None:
     sample = head[:4096]
     if not _wide(head):
         control = sum(sample.count(bytes([code])) for code in (0, 1, 2, 3, 4, 5, 6, 7, 14, 15, 16, 17, 18, 19, 20))
-        if len(sample) >= 256 and control * 20 > len(sample):
+        if control * 20 > len(sample) and (len(sample) >= 256 or not _is_utf8(sample)):
             return "binary data of an unknown kind"
     return None
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _wide(head: bytes) -> str | None:

@@ -13,6 +13,11 @@ _IMPORTED_LINE: Final = re.compile(rb'\s*"?\{"{1,2}ImportId"')
 _TAKEN: Final = frozenset({"Response", "Open-Ended Response"})
 #: Orange: types of columns, where one may list its values instead, then their roles; either may be written short.
 _TYPES: Final = frozenset({"continuous", "discrete", "string", "time", "numeric", "text", "c", "d", "s", "t"})
+#: ClickHouse: `...WithNamesAndTypes` has the types of all columns in one line.
+_CLICKHOUSE: Final = re.compile(
+    r"String|U?Int\d{1,3}|Float\d\d|Bool|UUID|Date(?:32)?|DateTime(?:64)?(?:\(.*\))?"
+    r"|(?:Nullable|LowCardinality|Array|Map|Tuple|Enum8|Enum16|FixedString|Decimal\d*)\(.*\)"
+)
 _ROLES: Final = frozenset({"class", "meta", "ignore", "i", "m", "c"})
 
 
@@ -26,6 +31,8 @@ def is_further(cells: Sequence[str], following: bytes, mark: str, *, typed: bool
     if not filled:
         return False
     if all(cell.startswith(_IMPORTED) for cell in filled) or _IMPORTED_LINE.match(following):
+        return True
+    if len(cells) > 1 and all(map(_CLICKHOUSE.fullmatch, cells)):
         return True
     if not cells[0].strip() and _TAKEN.intersection(filled):
         return True

@@ -133,6 +133,7 @@ _SHARES: Final = (
     "misread",
     "entities",
     "pictured",
+    "cut",
     "leaked",
 )
 _MISREAD: Final = {
@@ -152,6 +153,8 @@ _OFTEN: Final = {
     "line ends; if that is not meant, write the characters",
     "pictured": "rows hold a picture, sound or video by its bytes (`data:image/png;base64,...`) or its place "
     "(`<image>`), and only text is learned: take it out",
+    "cut": "rows hold a text of 255, 32,767 or 50,000 characters, where databases, Excel and Google Sheets cut "
+    "longer ones off: if that is so, export the whole texts",
 }
 _LETTERS: Final = (
     "rows have `\\n` in letters, and few have a line end; if that is not meant, write JSON once, not twice"

@@ -267,6 +267,10 @@ def _folded(label: str) -> str:
         text = "".join(character for character in text if not _is_unseen(character))
     text = unescape(text) if "&" in text else text
     text = (unquote(text) if "%" in text else text).strip().casefold().removeprefix("__label__")
+    if not text.isascii():
+        # Turkish has two letters i, of which each has a capital; Greek capitals have no accents.
+        text = unicodedata.normalize("NFD", text.replace("\u0131", "i")).replace("i\u0307", "i")
+        text = unicodedata.normalize("NFC", _TONOS.sub(r"\1", text))
     text = text[1:] if text[:2] == '="' else text  # as Excel is told that a number is text
     for _ in range(_LAYERS):
         text, before = _bare(text) or text, text
@@ -326,6 +330,7 @@ _STARS: Final = re.compile(r"(?<=\d)[\s_-]*stars?\Z")
 #: What stands between words of a name, or between words and numbers; 1-2 is not 12.
 _MARK: Final = r"(?:\s+-\s+|\s+|[_\-\u2010-\u2015]+)"
 _BETWEEN: Final = re.compile(rf"(?<=[^\W\d_]){_MARK}(?=[^\W_])|(?<=\d){_MARK}(?=[^\W\d_])|(?<=\d)\s+(?=%)")
+_TONOS: Final = re.compile("([\u03b1-\u03c9])\u0301")
 _CLOSING: Final = {"[": "]", "{": "}", "(": ")"}
 _QUOTED: Final = re.compile(r"""b?(["'])(.*)\1""", re.DOTALL)
 #: Markdown, an element of XML, and what stands before a label, or before the place of one in the address of a page.

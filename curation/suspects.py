@@ -30,6 +30,8 @@ _UNNAMED: Final = (None, None, None)
 #: Without what is looked for beyond `_looks`: line ends, escapes, entities, and characters that were misread.
 _PLAIN: Final = re.compile(r"[ -%'-\[\]-~]*")
 _SHORT: Final = re.compile(rf'"(?:name|reasoning_content)":"([^"]{{1,{LONGEST_UNSET}}})"')
+#: Characters that a `VARCHAR(255)`, and a cell of Excel and of Google Sheets, may have: longer texts end there.
+_CUT: Final = frozenset({255, 32_767, 50_000})
 #: Characters of a text whose look is kept.
 _LONGEST_KEPT: Final = 100
 _MOST_KEPT: Final = 1 << 12
@@ -41,7 +43,7 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
     """Count a row that says what programs write for a missing value, also at the end of a question or beside a content,
     and one that holds what Python shows of a value, or a text, messages or parts of one in JSON, or where a file is;
     and one whose name is a number that a program has rounded, whose line ends may be letters, whose characters HTML or
-    Excel wrote otherwise, or which was misread.
+    Excel wrote otherwise, which was misread, or may have been cut off.
 
     :param labels: whether labels are what is learned: a row that says its own is counted too.
     """
@@ -55,12 +57,13 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.rounded += 1
     texts = row.contents if row.text is None else (row.text,)
     odd: list[int] = []
-    lined = letters = replaced = misread = entities = pictured = False
+    lined = letters = replaced = misread = entities = pictured = cut = False
     # Most are nothing of all this, which length, first and last character, and end tell at once.
     for place, text in enumerate(texts):
         if len(text) <= _LONGEST_KEPT and text in _plain:
             continue
         seen = False
+        cut = cut or len(text) in _CUT
         if text.isascii():
             seen = " " not in text  # in other scripts most have none
         else:
@@ -82,11 +85,12 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.lined += 1
     elif letters:
         report.letters += 1
-    if replaced or misread or entities or pictured:
+    if replaced or misread or entities or pictured or cut:
         report.replaced += replaced
         report.misread += misread
         report.entities += entities
         report.pictured += pictured
+        report.cut += cut
     if not odd and not row.beside:
         return
     said: list[_Looks] = []

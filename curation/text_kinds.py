@@ -34,6 +34,7 @@ _BEGINS: Final = (
                 r"(?:[ \t].*\n|[A-Za-z-]{2,40}:\s.*\n){2}"
                 r"|From \S+ +(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} .*\d{4}\r?\n[A-Za-z-]{2,40}:\s"),
      "an e-mail with its header", _TEXT),
+    (re.compile(r"(?:%[^\n]*\n|\s)*@relation\s", re.IGNORECASE), "Weka's ARFF", _EXPORT),
     (re.compile(r"WARC/\d\.\d\r?\n"), "a web archive (WARC)", _TEXT),
     (re.compile(r"[^\n|]{0,200}\|[^\n]{0,1000}\n-{2,200}\+[-+]{0,400}\r?\n"
                 r"|\+-{2,}[-+]{0,400}\r?\n\||\*{9,} *\d+\. row \*{9}|-\[ RECORD \d+ \]"),

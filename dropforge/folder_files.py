@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,11 @@ from dropforge.errors import DataError
 from dropforge.text import has_surrogates
 
 _NO_TEXT = "its name is no UTF-8"
+_NOT_HERE = "the locale of this process cannot read its name: set PYTHONUTF8=1"
+#: Hidden files and folders that nobody takes for rows: of desktops, Git, notebooks, downloads, and Spark's check sums.
+_EVERYWHERE = re.compile(
+    r"\.(?:DS_Store|directory|git|gitignore|gitattributes|gitkeep|ipynb_checkpoints|cache|huggingface|_.*|.*\.crc)"
+)
 
 
 def files_of(path: Path, on_skip: Callable[[Path, str], None] = lambda _path, _why: None) -> dict[str, Path]:
@@ -30,7 +36,8 @@ def files_of(path: Path, on_skip: Callable[[Path, str], None] = lambda _path, _w
 def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _path, _why: None) -> dict[str, Path]:
     """Return the files below a folder by their relative key, sorted; hidden ones are left out.
 
-    :param on_skip: called with each symbolic link that is left out, and why: what it leads to is not in the folder, is
+    :param on_skip: called with each hidden file or folder, but for those that programs leave in any folder; with each
+        symbolic link that is left out, and why: what it leads to is not in the folder, is
         not there, is hidden, or is a folder, which would be read twice or without end; with each name that is no
         UTF-8, which a key has to be; and with each folder that cannot be read.
     """
@@ -42,10 +49,12 @@ def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _pat
 
     for where, folders, names in os.walk(folder, onerror=unreadable):
         here = Path(where)
+        for name in sorted(name for name in [*folders, *names] if _is_hidden(name)):
+            on_skip(here / name, "it is hidden")
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in [name for name in folders if has_surrogates(name)]:
             folders.remove(name)
-            on_skip(here / name, _NO_TEXT)
+            on_skip(here / name, _why_no_text(name))
         for name in folders:
             if (here / name).is_symlink():  # which `os.walk` does not follow
                 on_skip(here / name, "it is a link to a folder")
@@ -54,7 +63,7 @@ def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _pat
             if name.startswith("."):
                 continue
             if has_surrogates(name):
-                on_skip(path, _NO_TEXT)
+                on_skip(path, _why_no_text(name))
                 continue
             if path.is_symlink():
                 if not path.exists():
@@ -67,6 +76,21 @@ def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _pat
                 if any(part.startswith(".") for part in target.relative_to(root).parts):
                     on_skip(path, "it is a link to a hidden file")
                     continue
-            if path.is_file():
+            if not path.is_file():
+                on_skip(path, "it is no file, as a pipe is none")
+            else:
                 found[path.relative_to(folder).as_posix()] = path
     return dict(sorted(found.items()))
+
+
+def _is_hidden(name: str) -> bool:
+    """Tell whether a name is that of something hidden which a person may have meant to give."""
+    return name.startswith(".") and not _EVERYWHERE.fullmatch(name)
+
+
+def _why_no_text(name: str) -> str:
+    try:
+        os.fsencode(name).decode()
+    except UnicodeDecodeError:
+        return _NO_TEXT
+    return _NOT_HERE

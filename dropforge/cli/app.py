@@ -56,6 +56,7 @@ from dropforge.errors import DropforgeError, file_error
 from dropforge.proxies import spare_this_machine
 from dropforge.standard_streams import escape_unencodable, hold_standard_streams
 from dropforge.terminal import Console, Text
+from dropforge.text import has_surrogates
 
 # Errors of output, or of a file that was open already: they come without a name.
 _UNWRITABLE: Final = {
@@ -185,6 +186,11 @@ def _run() -> None:
             cause, mend = error.strerror or str(error), _UNWRITABLE[error.errno]
             raise DropforgeError("what the command writes", cause, mend) from error
         raise
+    except UnicodeEncodeError as error:
+        word = next(filter(has_surrogates, sys.argv), None)
+        if word is None:
+            raise
+        raise DropforgeError(f"the word {word!r}", "it is no UTF-8", "Write it in UTF-8, or another one") from error
 
 
 def _give_up_on(stream: TextIO | None) -> None:

@@ -12,7 +12,7 @@ import typer
 from dropforge.cli.connect import StateOption
 from dropforge.cli.listing import Cell, Output, OutputOption, print_table, print_values
 from dropforge.client.connection import Connection, connect
-from dropforge.errors import DataError
+from dropforge.errors import DataError, DropforgeError
 from dropforge.letters import Letter, superseded_letters
 from dropforge.letters import letters as dead_letters
 from dropforge.store import S3Store
@@ -80,7 +80,7 @@ def _do(chosen: Sequence[Letter], *, replay: bool) -> None:
         try:
             letter.replay() if replay else letter.discard()
             console.print(Text(f"{'Sent again' if replay else 'Deleted'}: {letter.id}"))
-        except DataError as error:
+        except DropforgeError as error:
             failed += 1
             console.print(Text(f"Not sent: {error}", "red"))
     if replay and failed < len(chosen):

@@ -44,7 +44,7 @@ def _users(paths: list[Path], caller: Mapping[str, str], own: Mapping[str, str])
     for path in paths:
         try:
             found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
             continue
         users = found.get("users") if isinstance(found, dict) else None
         for item in users if isinstance(users, list) else []:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,12 @@ def test_damaged_row_group_leaves_the_next_one(tmp_path: Path) -> None:
         ("a.parquet", b"<!DOCTYPE html><html>login</html>", [Reason.BAD_FORMAT]),
         ("a.jsonl", b"%PDF-1.7 ...", [Reason.BAD_FORMAT]),
         ("a.csv", b"PK\x03\x04rest", [Reason.BAD_FORMAT]),
+        *((f"a{number}", pickle.dumps([{"text": "a"}] * 9, number), [Reason.BAD_FORMAT]) for number in range(6)),
+        *((f"a{number}", pickle.dumps({"text": ["a"]}, number), [Reason.BAD_FORMAT]) for number in range(6)),
+        ("a.txt", b"\x93" + b"\x82\xa6prompt\xa1a\xaacompletion\xa1b" * 3, [Reason.BAD_FORMAT]),  # MessagePack
+        ("a.txt", b"\x81\xa4text\xa1a\x81\xa4text\xa1b", [Reason.BAD_FORMAT]),
+        ("a.txt", b"FEA1\x00\x00\x00\x00", [Reason.BAD_FORMAT]),
+        ("a.txt", b"\x00\x01\x02\xff" * 20, [Reason.BAD_FORMAT]),
         ("a.jsonl.gz", gzip.compress(gzip.compress(GOOD, mtime=0), mtime=0), [Reason.BAD_FORMAT]),
         ("a.txt", bytes(range(256)) * 20, [Reason.BAD_FORMAT]),
         ("a.jsonl", '{"text": "sixteen bits"}\n'.encode("utf-16"), [Reason.FILE_ENCODING]),

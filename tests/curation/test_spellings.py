@@ -259,6 +259,9 @@ def test_labels_that_may_be_one_or_none_are_told(make: Make, store: FolderStore)
 def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_scales_are_not() -> None:
     for ways in (
         ["not_spam", "not spam", "not-spam", "notSpam", "not  spam", "not\u2011spam"],
+        ["İptal", "iptal", "IPTAL"],  # of Turkish
+        ["IŞIK", "ışık"],
+        ["ΘΕΤΙΚΟ", "Θετικό"],  # Greek capitals have no accents
         ["\u2764", "\u2764\ufe0f"],  # a heart, and one that is drawn in colour
         ["LABEL_0", "0", "label 0"],
         ["step 1", "step_1", "Step1"],
@@ -514,6 +517,19 @@ def test_pictures_within_texts_are_told_where_some_of_a_file_have_them(make: Mak
         f"pages.jsonl: {told}",
         f"places.jsonl: {told}",
     ]
+
+
+@pytest.mark.parametrize("most", [255, 32_767, 50_000])
+def test_texts_that_end_where_programs_cut_them_are_told(make: Make, store: FolderStore, most: int) -> None:
+    def told(lengths: list[int]) -> list[str]:
+        texts = [(f"Number {n} of them goes on and on. " * 2000)[:length] for n, length in enumerate(lengths)]
+        made = make({"a.jsonl": lines(text=texts)}, name=f"d{len(lengths)}")
+        warnings: list[str] = json.loads(store.get(made.files["card_json"]))["warnings"]
+        return [line for line in warnings if "cut longer ones off" in line]
+
+    (line,) = told([most] * 4 + [*range(200, 240)])
+    assert line.startswith("a.jsonl: 4 rows hold a text of 255, 32,767 or 50,000 characters")
+    assert told([most, *range(200, 240)]) == []
 
 
 def test_texts_that_were_misread_or_lost_characters_are_told(make: Make, store: FolderStore) -> None:

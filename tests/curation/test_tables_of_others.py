@@ -228,8 +228,9 @@ QUOTED = table(*((f'"{asked}"', f'"{answer}"') for asked, answer in BOTH), mark=
         ("string\tstring\nmeta\tmeta\n", "\t", 2),
         ("string\tYes No\nmeta\tclass\n", "\t", 2),
         ("string\tstring\n\t\n", "\t", 1),
+        ("String\tNullable(String)\n", "\t", 1),
     ],
-    ids=["qualtrics", "qualtrics-lines", "surveymonkey", "orange", "orange-values", "orange-blank"],
+    ids=["qualtrics", "qualtrics-lines", "surveymonkey", "orange", "orange-values", "orange-blank", "clickhouse"],
 )
 def test_further_lines_of_names_are_no_rows(
     make: Make, rows: Rows, store: FolderStore, more: str, mark: str, lines: int

@@ -42,6 +42,14 @@ def test_an_error_that_cannot_be_told_is_in_the_exit_code() -> None:
     assert done.returncode == 2
 
 
+def test_a_word_that_is_no_utf8_is_named() -> None:
+    code = "import sys; from dropforge.cli import app; app.app = lambda: sys.argv[1].encode(); app.main()"
+    done = subprocess.run([sys.executable, "-c", code, b"caf\xe9"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    told = r"error: the word 'caf\udce9': it is no UTF-8. Write it in UTF-8, or another one."
+    assert " ".join(done.stderr.split()) == told
+
+
 STREAMS = """
 import os, sys
 from pathlib import Path

@@ -93,6 +93,10 @@ def test_links_out_of_a_folder_are_left_out_and_told(tmp_path: Path) -> None:
         where.mkdir(parents=True)
     (outside / "key.jsonl").write_text("secret")
     (folder / "a.jsonl").write_text("{}")
+    (folder / ".b.jsonl").write_text("{}")
+    (folder / "sub" / ".more").mkdir()
+    (folder / "sub" / ".more" / "c.jsonl").write_text("{}")
+    (folder / "._a.jsonl").write_text("of a desktop")
     (folder / ".git" / "b.jsonl").write_text("{}")
     (folder / "inside.jsonl").symlink_to("a.jsonl")
     (folder / "sub" / "leak.jsonl").symlink_to(outside / "key.jsonl")
@@ -110,9 +114,12 @@ def test_links_out_of_a_folder_are_left_out_and_told(tmp_path: Path) -> None:
     found = find_files([folder], lambda path, why: told.update({path.relative_to(folder).as_posix(): why}))
     assert list(found) == ["a.jsonl", "inside.jsonl"]
     assert told == {
+        ".b.jsonl": "it is hidden",
+        "sub/.more": "it is hidden",
         "gone.jsonl": "it is a link to nothing",
         "hidden.jsonl": "it is a link to a hidden file",
         "other": "it is a link to a folder",
+        "pipe.jsonl": "it is no file, as a pipe is none",
         "sub/again": "it is a link to a folder",
         "sub/leak.jsonl": f"it is a link out of {folder}",
         "up.jsonl": f"it is a link out of {folder}",
