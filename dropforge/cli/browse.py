@@ -31,7 +31,7 @@ def open_page(
     """
     connection = connect(state)
     airflow = page is Page.AIRFLOW
-    url = connection.settings.airflow_url if airflow else connection.settings.tracking_uri
+    url = connection.airflow.pages if airflow else connection.settings.tracking_uri
     if not url.startswith(("http://", "https://")):
         name, where = ("DROPFORGE_AIRFLOW_URL", "Airflow") if airflow else ("MLFLOW_TRACKING_URI", "MLflow")
         cause = f"it is {url!r}, which is no address of a page" if url else "it is not set"

@@ -72,10 +72,14 @@ class NoSuchRunError(DropforgeError):
 
 
 class Airflow:
-    """A client that logs in when it must; every answer is JSON of Airflow's, or an error that says that it is not."""
+    """A client that logs in when it must; every answer is JSON of Airflow's, or an error that says that it is not.
 
-    def __init__(self, url: str, user: str, password: str) -> None:
+    :param pages: address of its pages for browsers, where that is another one.
+    """
+
+    def __init__(self, url: str, user: str, password: str, pages: str = "") -> None:
         self.url = url.rstrip("/")
+        self.pages = (pages or url).rstrip("/")
         self.user, self.password = user, password
         try:
             self._http = httpx.Client(base_url=self.url, timeout=_TIMEOUT)
@@ -189,7 +193,7 @@ class Airflow:
 
     def page(self, dag: str, run: str) -> str:
         """Address of a DAG run's page."""
-        return f"{self.url}/dags/{dag}/runs/{_quoted(run)}"
+        return f"{self.pages}/dags/{dag}/runs/{_quoted(run)}"
 
     def newest_runs(self, dag: str, limit: int = 20, state: str | None = None) -> list[dict[str, Any]]:
         """The newest runs of a DAG, at most 100; only those in `state`, if it is given."""

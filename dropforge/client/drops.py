@@ -125,7 +125,7 @@ def wait_for_run(connection: Connection, drop: Drop, seconds: float = 120, in_li
         f"no run took it within {given:g} s" + (f": {held}" if held else ""),
         "Follow it later: it is not forgotten"
         if held
-        else f"Look at the runs of dropforge_intake and {FINETUNE} in Airflow at {connection.airflow.url}",
+        else f"Look at the runs of dropforge_intake and {FINETUNE} in Airflow at {connection.airflow.pages}",
     )
 
 

@@ -54,6 +54,20 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     os.environ.update(before)
 
 
+def test_links_of_airflow_lead_where_a_browser_gets_to(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container its server has another address than for people."""
+    for name, value in {**SERVER, "DROPFORGE_AIRFLOW_URL": "http://airflow-api:8080"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AIRFLOW__API__BASE_URL", raising=False)
+    assert connect(None).airflow.page("d", "r") == "http://airflow-api:8080/dags/d/runs/r"
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.acme.example/")
+    airflow = connect(None).airflow
+    assert (airflow.url, airflow.page("d", "r")) == (
+        "http://airflow-api:8080",
+        "https://airflow.acme.example/dags/d/runs/r",
+    )
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_password_is_shown_in_a_terminal_and_in_no_log(demo: Path, terminal: bool) -> None:
     state = read_state(demo)
