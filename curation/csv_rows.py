@@ -183,11 +183,11 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             following = below.data if isinstance(below, Line) else b""
             further = named and is_further(cells, following, delimiter, typed=typed)
             typed = further and is_typed(cells, following, delimiter)
-            named, first = again == header.folded or further, named
+            topmost, named = named, again == header.folded or further
             if named or rule:
                 seen["further" if further else "names"] += 1
                 continue
-            seen["alike"] += first and len(cells) > 1 and len(set(cells)) == 1 and not _NUMBER.fullmatch(cells[0])
+            seen["alike"] += topmost and len(cells) > 1 and len(set(cells)) == 1 and not _NUMBER.fullmatch(cells[0])
             if again:
                 yield from unclosed.end()
                 yield Fault(position, Reason.BAD_HEADER, "the names of columns come again in another order", head)

@@ -137,8 +137,8 @@ def read_manifest(store: Store, key: str) -> Manifest:
     """
     try:
         return Manifest.from_json(read_bounded(store, key, _LARGEST))
-    except TooLargeError as error:
-        raise DataError(f"dataset manifest {store.uri}/{key}", error.cause, "Curate the drop again") from None
+    except (TooLargeError, DataError) as error:
+        raise DataError(f"dataset manifest {store.uri}/{key}", error.cause, "Curate the drop again") from error
 
 
 def read_card(store: Store, manifest: Manifest) -> dict[str, Any]:

@@ -16,6 +16,7 @@ DOOR: Final = "dropforge/door"
 """Label of namespaces that people come through, with any value: that of the ingress controller."""
 _NAME: Final = "kubernetes.io/metadata.name"
 _POD_IDENTITY: Final = "169.254.170.23/32"  # EKS's agent on the node, which gives pods their roles
+_TRAINER: Final = ("kubeflow-system", 10443)  # which takes the progress of TrainJobs there
 _NODE_DNS: Final = "169.254.20.10/32"  # NodeLocal DNSCache, which is the node's and so in no namespace
 
 
@@ -61,7 +62,7 @@ def policies(training: Sequence[str], ports: Sequence[int] = (443,)) -> list[dic
 
 
 def _of_training(namespace: str, ports: Sequence[int]) -> dict[str, Any]:
-    """Pods of a gang among themselves by any port; out to names, MLflow, S3 and the hub; in for figures alone."""
+    """Pods of a gang among themselves by any port; out to names, MLflow, Trainer, S3 and the hub; in for figures alone."""
     policy = _policy("training", namespace, {}, [{"from": [{"podSelector": {}}]}, {"from": [_namespace("monitoring")]}])
     policy["spec"]["policyTypes"].append("Egress")
     policy["spec"]["egress"] = [
@@ -74,6 +75,7 @@ def _of_training(namespace: str, ports: Sequence[int]) -> dict[str, Any]:
             "to": [{**_namespace(AIRFLOW), "podSelector": {"matchLabels": {"app.kubernetes.io/name": "mlflow"}}}],
             "ports": [{"port": 5000, "protocol": "TCP"}],
         },
+        {"to": [_namespace(_TRAINER[0])], "ports": [{"port": _TRAINER[1], "protocol": "TCP"}]},
         {"to": [{"ipBlock": {"cidr": _POD_IDENTITY}}], "ports": [{"port": 80, "protocol": "TCP"}]},
         {"ports": [{"port": port, "protocol": "TCP"} for port in ports]},
     ]

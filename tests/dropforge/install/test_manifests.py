@@ -164,6 +164,8 @@ def test_a_training_reaches_mlflow_and_neither_airflow_nor_its_database() -> Non
     assert set(own["spec"]["policyTypes"]) == {"Ingress", "Egress"}
     open_ports = {port["port"] for rule in own["spec"]["egress"] if "to" not in rule for port in rule["ports"]}
     assert open_ports == {443}
+    trainer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kubeflow-system"}}}
+    assert {"to": [trainer], "ports": [{"port": 10443, "protocol": "TCP"}]} in own["spec"]["egress"]
     (names,) = (rule for rule in own["spec"]["egress"] if {"port": 53, "protocol": "UDP"} in rule.get("ports", []))
     assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in names["to"]  # NodeLocal DNSCache
 
