@@ -62,7 +62,7 @@ def policies(training: Sequence[str], ports: Sequence[int] = (443,)) -> list[dic
 
 
 def _of_training(namespace: str, ports: Sequence[int]) -> dict[str, Any]:
-    """Pods of a gang among themselves by any port; out to names, MLflow, Trainer, S3 and the hub; in for figures alone."""
+    """Pods of a gang among themselves by any port; out to names, MLflow, Trainer, S3 and hub; in for figures alone."""
     policy = _policy("training", namespace, {}, [{"from": [{"podSelector": {}}]}, {"from": [_namespace("monitoring")]}])
     policy["spec"]["policyTypes"].append("Egress")
     policy["spec"]["egress"] = [
