@@ -106,6 +106,7 @@ def plan(machine_node: Any, images: dict[str, str], tmp_path: Path) -> Iterator[
     tmp_path.chmod(0o755)
     data = tmp_path / "data"
     data.mkdir()
+    data.chmod(0o777)  # a folder of the node gets no group of the pod
     # What a default storage class would make.
     volume = {
         "accessModes": ["ReadWriteOnce"],
