@@ -11,6 +11,8 @@ import pytest
 
 from tests.images.dockerfile import REPOSITORY
 
+pytestmark = pytest.mark.smoke
+
 #: What runs in an image, by the name of its requirements; folders of ours that it has.
 STARTED = {
     "airflow": ("dropforge_airflow.plugin", "dropforge.cli.app", "curation.pipeline"),
