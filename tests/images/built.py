@@ -111,7 +111,7 @@ class Image:
     def remove(self) -> None:
         """With its containers; the layers stay for the next build."""
         for container in self.containers:
-            subprocess.run([ENGINE, "rm", "--force", container], capture_output=True)
+            subprocess.run([ENGINE, "rm", "--force", "--volumes", container], capture_output=True)
 
     @staticmethod
     def _options(
