@@ -21,7 +21,7 @@ from tests.images.dockerfile import REPOSITORY
 
 BUILDER = os.environ.get("DROPFORGE_IMAGE_BUILDER", "")
 ENGINE = next((found for name in ("podman", "docker") if (found := shutil.which(name))), "")
-LARGEST = {"airflow": 2200, "curation": 2500, "mlflow": 1600, "objects": 1000, "stack": 12000, "trainer": 1000}
+LARGEST = {"airflow": 2200, "curation": 2500, "mlflow": 1600, "objects": 1000, "stack": 9000, "trainer": 1000}
 """Megabytes that an image may have; the trainer's without PyTorch's layer, which is mounted here."""
 # As the strictest cluster starts a pod.
 CONFINED = ("--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--network=none", "--tmpfs=/tmp")
