@@ -21,7 +21,7 @@ from curation.dialect import (
     stands_in_quotes,
     stands_in_single_quotes,
 )
-from curation.header_lines import is_further, is_typed
+from curation.header_lines import Further, further_line
 from curation.open_quotes import Unclosed, is_ragged
 from curation.reasons import Reason
 from curation.records import HEAD, Blank, Fault, Found, Line, Record
@@ -117,7 +117,8 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
     feed, seen = _Feed(found, limit), quotes.seen
     unclosed = Unclosed(quotes, feed.ahead)
     header: _Header | None = None
-    delimiter, said, quoted, spaced, named, typed = ",", None, True, False, False, False
+    delimiter, said, quoted, spaced, named = ",", None, True, False, False
+    further: Further = ""
     before_quote, last, longest = b"", 0, 0
     known: frozenset[str] = frozenset()
     reader: Iterator[list[str]] | None = None
@@ -181,9 +182,8 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
         if named or (len(cells) > last and len(cells[last]) <= longest and cells[last].strip().lower() in known):
             rule, again, below = named and is_rule(cells), header.again(cells), feed.peek()
             following = below.data if isinstance(below, Line) else b""
-            further = named and is_further(cells, following, delimiter, typed=typed)
-            typed = further and is_typed(cells, following, delimiter)
-            topmost, named = named, again == header.folded or further
+            further = further_line(cells, following, delimiter, further) if named else ""
+            topmost, named = named, again == header.folded or further != ""
             if named or rule:
                 seen["further" if further else "names"] += 1
                 continue

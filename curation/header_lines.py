@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 #: Qualtrics: the questions' texts, then where each was imported from.
 _IMPORTED: Final = '{"ImportId"'
@@ -21,25 +21,29 @@ _CLICKHOUSE: Final = re.compile(
 _ROLES: Final = frozenset({"class", "meta", "ignore", "i", "m", "c"})
 
 
-def is_further(cells: Sequence[str], following: bytes, mark: str, *, typed: bool) -> bool:
-    """Tell whether a line below one of names is another line of names, and no row.
+Further = Literal["", "types", "names"]
 
-    :param following: the line below it. :param mark: what separates cells.
-    :param typed: whether the line above it was one of types.
+
+def further_line(cells: Sequence[str], following: bytes, mark: str, above: Further) -> Further:
+    """What a line below one of names says of the columns; empty for a row.
+
+    :param following: the line below it. :param mark: what separates cells. :param above: what the line above it said.
     """
     filled = [cell for cell in cells if cell.strip()]
     if not filled:
-        return False
+        return ""
     if all(cell.startswith(_IMPORTED) for cell in filled) or _IMPORTED_LINE.match(following):
-        return True
+        return "names"
     if len(cells) > 1 and all(map(_CLICKHOUSE.fullmatch, cells)):
-        return True
+        return "names"
     if not cells[0].strip() and _TAKEN.intersection(filled):
-        return True
-    return is_typed(cells, following, mark) or (typed and _ROLES.issuperset(filled))
+        return "names"
+    if _is_typed(cells, following, mark):
+        return "types"
+    return "names" if above == "types" and _ROLES.issuperset(filled) else ""
 
 
-def is_typed(cells: Sequence[str], following: bytes, mark: str) -> bool:
+def _is_typed(cells: Sequence[str], following: bytes, mark: str) -> bool:
     """Tell whether a line says the columns' types, and the one below it their roles."""
     roles = [role for role in following.decode("utf-8", "replace").strip("\r\n").split(mark) if role]
     if not roles:  # of columns without any the third line is blank

@@ -21,6 +21,7 @@ from urllib.parse import unquote
 
 from curation.reasons import Reason, RejectError
 from curation.shapes import texts
+from curation.words import folded
 
 #: What pandas writes for a missing value.
 _MISSING: Final = frozenset({"nan", "NaN", "<NA>"})
@@ -268,9 +269,8 @@ def _folded(label: str) -> str:
     text = unescape(text) if "&" in text else text
     text = (unquote(text) if "%" in text else text).strip().casefold().removeprefix("__label__")
     if not text.isascii():
-        # Turkish has two letters i, of which each has a capital; Greek capitals have no accents.
-        text = unicodedata.normalize("NFD", text.replace("\u0131", "i")).replace("i\u0307", "i")
-        text = unicodedata.normalize("NFC", _TONOS.sub(r"\1", text))
+        # Greek capitals have no accents.
+        text = unicodedata.normalize("NFC", _TONOS.sub(r"\1", unicodedata.normalize("NFD", folded(text))))
     text = text[1:] if text[:2] == '="' else text  # as Excel is told that a number is text
     for _ in range(_LAYERS):
         text, before = _bare(text) or text, text

@@ -64,14 +64,15 @@ def _joined(text: str) -> str:
 
 
 def _fold(match: re.Match[str]) -> str:
-    return _FOLDED(match.group()) if match.end() - match.start() < 5 else _folded(match.group())
+    return _FOLDED(match.group()) if match.end() - match.start() < 5 else folded(match.group())
 
 
 def _part(match: re.Match[str]) -> str:
     return _PARTED(match.group()) if match.end() - match.start() < 5 else _parted(match.group())
 
 
-def _folded(run: str) -> str:
+def folded(run: str) -> str:
+    """A text as it is compared: in the composed form of Unicode, without case."""
     # A Turkish capital i with a dot becomes i and a dot of its own.
     run = composed(run, "NFKC").casefold().replace("\u0131", "i").replace("\u0307", "")
     return composed(run, "NFKC")
@@ -79,12 +80,12 @@ def _folded(run: str) -> str:
 
 def _parted(run: str) -> str:
     """What is neither letter, digit nor mark parts words."""
-    run = _ODD.sub(lambda odd: odd.group() if unicodedata.category(odd.group())[0] == "M" else " ", _folded(run))
+    run = _ODD.sub(lambda odd: odd.group() if unicodedata.category(odd.group())[0] == "M" else " ", folded(run))
     return _UNSPACED.sub(lambda found: f" {' '.join(found.group())} ", run)
 
 
 # Most texts beyond ASCII are so in a few characters, the same ones again and again.
-_FOLDED: Final = lru_cache(1 << 14)(_folded)
+_FOLDED: Final = lru_cache(1 << 14)(folded)
 _PARTED: Final = lru_cache(1 << 14)(_parted)
 
 

@@ -17,13 +17,11 @@ from itertools import chain
 from typing import Any, Final
 
 from dropforge.errors import DataError
-from dropforge.json_objects import find_object, parse_object
+from dropforge.json_objects import MOST_LISTED, find_object, parse_object
 from dropforge.store import Store, TooLargeError, read_bounded
 
 SCHEMA: Final = 1
 SPLITS: Final = ("train", "eval")
-_LARGEST: Final = 256 << 20
-"""Bytes of a manifest; 100,000 files with the longest keys take 130 MB."""
 _ID: Final = re.compile(r"[\w-]{1,200}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 #: Labels of a classifier, and characters of all of them: its head has a row for each, and its config names them all.
@@ -136,7 +134,7 @@ def read_manifest(store: Store, key: str) -> Manifest:
         than one is.
     """
     try:
-        return Manifest.from_json(read_bounded(store, key, _LARGEST))
+        return Manifest.from_json(read_bounded(store, key, MOST_LISTED))
     except (TooLargeError, DataError) as error:
         raise DataError(f"dataset manifest {store.uri}/{key}", error.cause, "Curate the drop again") from error
 
@@ -144,7 +142,7 @@ def read_manifest(store: Store, key: str) -> Manifest:
 def read_card(store: Store, manifest: Manifest) -> dict[str, Any]:
     """The figures on a version's card; empty where it has none, or they cannot be read."""
     key = manifest.files.get("card_json")
-    return find_object(store, key, most=_LARGEST) if isinstance(key, str) else {}
+    return find_object(store, key, most=MOST_LISTED) if isinstance(key, str) else {}
 
 
 def _step(values: dict[str, Any]) -> Step:

@@ -189,7 +189,7 @@ def parse_success(data: bytes) -> dict[str, SuccessEntry] | SparkSuccess | None:
                 raise ValueError(f"key {entry.key!r} appears twice, with other bytes")
         except ValueError as error:
             faults += 1
-            first = first or f"entry {number} of {len(values):,}: {_fault(error)}"
+            first = first or f"entry {number} of {len(values):,}: {fault(error)}"
             if faults == _FAULTS:
                 break
     if faults:
@@ -234,8 +234,8 @@ def _keys_of_spark(listed: SparkSuccess, prefix: str, root: str) -> list[str]:
     return sorted(keys)
 
 
-def _fault(error: ValueError) -> str:
-    """The first fault of an entry, without all of what was given."""
+def fault(error: ValueError) -> str:
+    """The first fault of an entry, or of an item of `_SUCCESS`, without all of what was given."""
     if not isinstance(error, ValidationError):
         return str(error)
     one = error.errors(include_url=False, include_context=False)[0]

@@ -12,7 +12,8 @@ _MOST: Final = 4000  # characters of each part
 # A disk, a quota or a limit on the size of files that takes no more bytes.
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CAUSES: Final = {errno.EEXIST: "something else is in its place", errno.EISDIR: "a folder is in its place"}
-_MENDS: Final = {
+#: What to do about an error of the system, by its number.
+MENDS: Final = {
     errno.ENOSPC: "Make room on its disk",
     errno.EDQUOT: "Make room within your quota",
     errno.EFBIG: "Raise the limit on the size of files (`ulimit -f`)",
@@ -54,5 +55,5 @@ def file_error(error: OSError) -> DropforgeError:
     """What to tell of a file that the system refused; the error has to name one."""
     name = error.filename if error.filename2 is None else error.filename2  # of a move, where it goes
     cause = _CAUSES.get(error.errno or 0) or error.strerror or str(error)
-    mend = _MENDS.get(error.errno or 0, "See that it is there, and that you may read and write it")
+    mend = MENDS.get(error.errno or 0, "See that it is there, and that you may read and write it")
     return DropforgeError(f"file {os.fsdecode(name)}", cause, mend)

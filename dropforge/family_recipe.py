@@ -157,9 +157,10 @@ def sets_recipe(store: Store, family: str, ruling: Ruling, *, self_service: bool
     """
     if not self_service or ruling.own:
         return False
-    head, keys = layout.head_key(family), store.times(layout.datasets_prefix(family))
     # Not any key: pods of trainings may write some there.
-    return not any(key == head or layout.is_manifest(key) for key in keys)
+    folders = store.folders(layout.datasets_prefix(family))
+    manifests = filter(layout.is_manifest, (layout.manifest_key(family, name) for name in folders))
+    return not any(store.stat(key) is not None for key in (layout.head_key(family), *manifests))
 
 
 def keep_first(store: Store, family: str, kept: Kept) -> bool:

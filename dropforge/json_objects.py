@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MOST: Final = 32 << 20
 #: Bytes of a checkpoint's manifest; 10,000 ranks' files need 2 MB.
 MOST_MANIFEST: Final = 4 << 20
+#: Bytes of what lists the files of a drop; 100,000 with the longest keys take 130 MB.
+MOST_LISTED: Final = 256 << 20
 #: A limit of our own, for the interpreter's depends on its version and on who calls.
 DEEPEST: Final = 100
 #: Digits of a whole number; any of so many has a float.

@@ -13,18 +13,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from dropforge import layout
-from dropforge.drop import Drop, identity_of_objects, listed_keys
-from dropforge.json_objects import UnreadableError, read_as, read_object
+from dropforge.drop import Drop, fault, identity_of_objects, listed_keys
+from dropforge.json_objects import MOST_LISTED, UnreadableError, read_as, read_object
 from dropforge.store import MissingObjectError, Store, TooLargeError, read_bounded
 
 _COUNTER: Final = re.compile(r"([1-9][0-9]{0,8})\.json", re.ASCII)
 _MEND: Final = "Restore it from the bucket's versions, or delete it if no run has the drop"
 _MEND_ENTRY: Final = "Restore it from the bucket's versions, or delete it and write the drop's _SUCCESS again"
-_LARGEST: Final = 256 << 20
-"""Bytes of a drop's entry; 100,000 files with the longest keys take 130 MB."""
 
 
 @dataclass(frozen=True)
@@ -160,12 +156,11 @@ def read_entry(store: Store, key: str) -> Drop:
     """
     thing = f"object {store.uri}/{key}"
     try:
-        return Drop.from_json(read_bounded(store, key, _LARGEST))
+        return Drop.from_json(read_bounded(store, key, MOST_LISTED))
     except TooLargeError as error:
         cause = error.cause
-    except ValidationError as error:  # which is a ValueError that quotes what it was given
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        cause = f"{'.'.join(map(str, first['loc'])) or 'the object'}: {first['msg']}"
+    except ValueError as error:
+        cause = fault(error)
     raise UnreadableError(thing, f"it cannot be read: {cause}", _MEND_ENTRY)
 
 

@@ -52,7 +52,7 @@ from dropforge.cli import (
     top,
 )
 from dropforge.client.s3 import asking_s3
-from dropforge.errors import DropforgeError, file_error
+from dropforge.errors import MENDS, DropforgeError, file_error
 from dropforge.proxies import spare_this_machine
 from dropforge.standard_streams import escape_unencodable, hold_standard_streams
 from dropforge.terminal import Console, Text
@@ -61,8 +61,8 @@ from dropforge.text import has_surrogates
 # Errors of output, or of a file that was open already: they come without a name.
 _UNWRITABLE: Final = {
     errno.ENOSPC: "Make room on the disk that it goes to",
-    errno.EDQUOT: "Make room within your quota",
-    errno.EFBIG: "Raise the limit on the size of files (`ulimit -f`)",
+    errno.EDQUOT: MENDS[errno.EDQUOT],
+    errno.EFBIG: MENDS[errno.EFBIG],
     errno.EPIPE: "Let the program that reads it run until its end",
 }
 app = typer.Typer(

@@ -65,15 +65,7 @@ class Server:
 
     def compose(self, *words: str, timeout: float = 1500) -> str:
         """What the tool says."""
-        done = subprocess.run(
-            [*self.tool, *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout,
-        )
-        assert done.returncode == 0, self.without_secrets(done.stdout[-5000:])
-        return done.stdout
+        return self._printed([*self.tool, *words], timeout)
 
     def type(self, commands: str, folder: Path, timeout: float = 600) -> str:
         """What a page's commands print in a folder, where `docker` is this server's tool and engine."""
@@ -90,15 +82,18 @@ esac
 """
         )
         typed.chmod(0o700)
+        env = {**os.environ, "PATH": f"{typed.parent}:{os.environ['PATH']}"}
+        return self._printed(["sh", "-ec", commands], timeout, cwd=folder, env=env, stdin=subprocess.DEVNULL)
+
+    def _printed(self, command: list[str], timeout: float, **more: Any) -> str:
+        """What a command prints that has to succeed. :param more: as of `subprocess.run`."""
         done = subprocess.run(
-            ["sh", "-ec", commands],
-            cwd=folder,
-            env={**os.environ, "PATH": f"{typed.parent}:{os.environ['PATH']}"},
-            stdin=subprocess.DEVNULL,
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             timeout=timeout,
+            **more,
         )
         assert done.returncode == 0, self.without_secrets(done.stdout[-5000:])
         return done.stdout

@@ -239,7 +239,7 @@ def test_further_lines_of_names_are_no_rows(
     made = make({"a.csv" if mark == "," else "a.tsv": head + b"\n" + more.encode() + rest})
     assert chats(rows(made)) == dict(BOTH)
     told = f"a.{'csv' if mark == ',' else 'tsv'}: {lines} lines below the names of columns say more of these"
-    assert any(line.replace("1 line ", "1 lines ").startswith(told) for line in card_lines(card_of(store, made)))
+    assert any(line.startswith(told) for line in card_lines(card_of(store, made)))
 
 
 @pytest.mark.parametrize("row", ["string,Of a type", "Response,Open-Ended Response", "meta,class", "first,second"])
