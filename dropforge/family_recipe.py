@@ -82,12 +82,10 @@ def rule(store: Store, family: str, preset: str | None, file: Family | None = No
     if file is not None and file.governs:
         name = f"family {family} (its file {family}{ENDING})"
         return Ruling(file.resolved(), Authority(name, "the file changes it for all its drops"), own=True)
-    under = preset_values(preset)
     kept = read(store, family)
     if kept is None:
-        change = f"`dropforge family set {family} --recipe FILE` gives the family another recipe"
-        name = f"family {family}" if preset is None else f"preset {preset}, which {family} goes by,"
-        return Ruling(under, Authority(name, change), own=False)
+        return without(family, preset)
+    under = preset_values(preset)
     change = f"`dropforge family set {family} --recipe FILE` changes it for all its drops"
     authority = Authority(f"family {family} ({kept.told})", change)
     try:
@@ -101,6 +99,13 @@ def rule(store: Store, family: str, preset: str | None, file: Family | None = No
     except RecipeError as error:
         mend = f"Set it again: `dropforge family set {family} --recipe FILE`. {error.mend}"
         raise RecipeError(f"the recipe of family {family} ({kept.told}), {error.thing}", error.cause, mend) from None
+
+
+def without(family: str, preset: str | None) -> Ruling:
+    """What holds for a family that has no recipe: the installation's preset. :raises RecipeError: if it is none."""
+    change = f"`dropforge family set {family} --recipe FILE` gives the family another recipe"
+    name = f"family {family}" if preset is None else f"preset {preset}, which {family} goes by,"
+    return Ruling(preset_values(preset), Authority(name, change), own=False)
 
 
 def read_own(store: Store, drop: Drop, below: str = "") -> dict[str, Any] | None:

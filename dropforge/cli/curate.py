@@ -60,7 +60,8 @@ def curate(
     """Make a dataset version outside Airflow, or look at a sample of it first.
 
     Shows what happens to the rows and why, what the gate finds, and for a sample how long all data would take. Without
-    --recipe the data's own `recipe.yaml` is used, over the family's recipe in the bucket, otherwise over the preset.
+    --recipe the data's own `recipe.yaml` is used, over the recipe of its family for a drop in the bucket, otherwise
+    over the preset.
     """
     try:
         from curation.earlier import mark
@@ -144,12 +145,14 @@ def _recipe(given: str | None, drop: Drop, under: Sequence[tuple[str, Store]]) -
     """The recipe that is given, else as the run will resolve it: the drop's own over the family's."""
     if given is not None:
         return load_recipe(given)
-    prefix, store = under[0]
-    ruling = family_recipe.rule(store, drop.family, default_preset() or _ANY)
+    (prefix, store), preset = under[0], default_preset() or _ANY
+    # A folder of data is no bucket: what lies in its ledger/ or datasets/ is whoever's it came from.
+    local = bool(prefix)
+    ruling = family_recipe.without(drop.family, preset) if local else family_recipe.rule(store, drop.family, preset)
     own = family_recipe.read_own(store, drop, prefix)
     if own is None:
         return build_recipe(ruling.values)
-    sets_it = family_recipe.sets_recipe(store, drop.family, ruling, self_service=True)
+    sets_it = local or family_recipe.sets_recipe(store, drop.family, ruling, self_service=True)
     return build_recipe(family_recipe.put_drop(ruling, own, sets_it=sets_it))
 
 

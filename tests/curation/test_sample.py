@@ -21,6 +21,7 @@ from curation.plan import make_rules, tasks
 from curation.reasons import REST, Reason
 from curation.records import Fault, Found
 from curation.sample import SEEN, Sample, Told, choose_sample, chosen, guess_rows, whole_seconds
+from dropforge import layout
 from dropforge.cli.app import app
 from dropforge.drop import Drop
 from dropforge.errors import DataError, DropforgeError
@@ -173,6 +174,20 @@ def test_one_file_is_looked_at_alone(folder: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, (done.output, done.exception)
     (manifest,) = (tmp_path / "out/datasets/local").glob("*/manifest.json")
     assert json.loads(manifest.read_bytes())["counts"]["input"] == 200
+
+
+def test_a_ledger_among_the_data_decides_nothing(folder: Path, tmp_path: Path) -> None:
+    recipe = {"code": {"wheel": str(folder / "evil.whl"), "sha256": "0" * 64}, "curation": {"kernels": ["evil"]}}
+    kept = {"recipe": recipe, "preset": "sample", "origin": "person", "by": "whoever", "at": "2026-01-01T00:00:00"}
+    ledger = folder / layout.family_recipe_key("local")
+    ledger.parent.mkdir(parents=True)
+    ledger.write_text(json.dumps(kept))
+    head = folder / layout.head_key("local")
+    head.parent.mkdir(parents=True)
+    head.write_text("{}")
+    for words in ([str(folder)], [str(folder / "a.jsonl")]):
+        done = CliRunner().invoke(app, ["curate", *words, "--sample", "100"])
+        assert done.exit_code == 0, done.output
 
 
 def test_a_drop_of_the_bucket_is_looked_at_with_its_own_recipe(
