@@ -17,6 +17,7 @@ from curation.forgotten import group_names
 from curation.holders import Held, groups, held
 from curation.pipeline import Desk, follow, prepared, step
 from curation.plan import make_rules
+from curation.reasons import Filtered
 from curation.task import Rules
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError
@@ -91,7 +92,7 @@ def name_of(store: Store, family: str, group: str) -> bytes:
 
 
 def key_of(store: Store, family: str, row: str) -> bytes:
-    """The content key (16 bytes) of a row of the newest version's drops.
+    """The content key (16 bytes) of a row of the newest version's drops, also of one that is forgotten already.
 
     :param row: as of `explain`.
     :raises DataError: if there is no such row, or there are several.
@@ -99,9 +100,23 @@ def key_of(store: Store, family: str, row: str) -> bytes:
     named = named_row(row)
     if isinstance(named, bytes):
         return named
-    found = {fate.key: fate.file for fate in explain(store, newest(store, family).manifest, row) if fate.key}
+    version, found = newest(store, family).manifest, dict[str, str]()
+    fates = explain(store, version, row)
+    while True:
+        found |= {fate.key: fate.file for fate in fates if fate.key}
+        gone = any(fate.end == Filtered.FORGOTTEN and not fate.key for fate in fates)
+        before = version.rules.get("sides_of")
+        if not gone or not before:
+            break
+        # The ledger keeps no key of a forgotten row; the version before it was forgotten has one.
+        version = increments.read(store, family, before)
+        try:
+            fates = explain(store, version, row)
+        except DataError:  # its drop came later
+            break
     if len(found) != 1:
-        cause = "the row has no content" if not found else "several drops have such a row"
+        none = "it is forgotten, and no version says by which content" if gone else "the row has no content"
+        cause = "several drops have such a row" if found else none
         told = "".join(f"; {key} in {file}" for key, file in [*found.items()][:5])
         mend = f"Name it as `drops/{family}/DROP/FILE:LINE`, or by its content key{told}"
         raise DataError(f"row {row!r}", cause, mend)

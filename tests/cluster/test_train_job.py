@@ -18,6 +18,7 @@ from dropforge.install.rights import ENFORCED
 from tests.cluster.conftest import Namespace, opened, secret, where_python_is
 from tests.e2e.harness import Stack
 from tests.kubeflow_training.rights import ACCOUNT
+from trainer.report.job_status import URL
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -75,6 +76,21 @@ def test_a_drop_becomes_a_registered_model_by_train_jobs_although_a_pod_is_lost(
     jobs = restricted.custom.list_namespaced_custom_object(*_TRAINER, restricted.name, "trainjobs")["items"]
     assert {job["metadata"]["labels"]["dropforge/purpose"] for job in jobs} == {"train", "evaluate"}
     assert not restricted.running()
+
+
+def test_a_train_job_s_status_has_its_progress(stack: Stack, restricted: Namespace, sample: dict[str, Path]) -> None:
+    run = wait_for_run(stack.connection, stack.drop("progress", "one", sample, "extends: trainer\n"))
+    stack.see_checkpoint(run)
+    (pod, _) = restricted.running()
+    (trainer,) = restricted.core.read_namespaced_pod(pod, restricted.name).spec.containers
+    if URL not in {each.name for each in trainer.env}:
+        pytest.skip("this Trainer's feature gate TrainJobStatus is off")
+    assert stack.end(run) == "success", stack.log(run, "train")
+    jobs = restricted.custom.list_namespaced_custom_object(*_TRAINER, restricted.name, "trainjobs")["items"]
+    (status,) = [job["status"] for job in jobs if job["metadata"]["labels"]["dropforge/purpose"] == "train"]
+    told = status["trainerStatus"]
+    assert (told["progressPercentage"], told["estimatedRemainingSeconds"]) == (100, 0)
+    assert {"loss", "learning_rate"} <= {metric["name"] for metric in told["metrics"]}
 
 
 def test_a_training_whose_nodes_do_not_come_starts_with_those_that_are_there(

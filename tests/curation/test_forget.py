@@ -307,6 +307,20 @@ def test_a_place_in_two_drops_of_one_prefix_is_told_with_its_contents(tmp_path: 
     assert forget.key_of(store, "fam", keys[1]).hex() == keys[1]
 
 
+def test_a_forgotten_row_is_still_known_by_its_place(tmp_path: Path, recipe: MakeRecipe) -> None:
+    asked, rows = recipe(scope="family"), [{"text": f"row number {n} of the test"} for n in range(30)]
+    store, _ = add(tmp_path, rows, asked, 1)
+    keys = [forget.key_of(store, "fam", f"drops/fam/d1/a.jsonl:{n}") for n in (1, 2)]
+    for n, key in enumerate(keys):
+        forget.again(store, "fam", workdir=tmp_path / f"f{n}", say=lambda _: None, forget=key)
+    # Who was cut off before the models were listed types the same command again.
+    assert [forget.key_of(store, "fam", f"drops/fam/d1/a.jsonl:{n}") for n in (1, 2)] == keys
+    add(tmp_path, [rows[0], {"text": "something new"}], asked, 2)
+    assert forget.key_of(store, "fam", "drops/fam/d1/a.jsonl:2") == keys[1]
+    with pytest.raises(DataError, match="it is forgotten, and no version says by which content"):
+        forget.key_of(store, "fam", "drops/fam/d2/a.jsonl:1")
+
+
 def test_state_is_named_by_what_it_says(tmp_path: Path, recipe: MakeRecipe) -> None:
     rows: Rows = [{"text": f"row number {n} of the test"} for n in range(30)]
     store, one = add(tmp_path, rows, recipe(scope="family"), 1)
