@@ -61,7 +61,7 @@ def _below(store: Store, root: str) -> tuple[DropFile, ...]:
         raise too_many(f"source {root!r}", f"it has more than {MAX_KEYS:,} keys")
     found = {info.key.removeprefix(root): info for info in listed if not info.key.endswith("/")}
     saved = saved_files(store, root, found)
-    keys = sorted(set(found) - passed if saved is None else set(saved))
+    keys = sorted((set(found) if saved is None else set(saved)) - passed)
     if len(keys) > MAX_FILES:
         raise too_many(f"source {root!r}", f"it has {len(keys):,} files")
     return tuple(drop_file(store, root, found[key], key, None) for key in keys)

@@ -15,7 +15,7 @@ from datasets import ClassLabel, Dataset, DatasetDict
 
 import curation
 from curation.classes import class_names
-from dropforge import saved
+from dropforge import layout, saved
 from dropforge.dataset import Manifest
 from dropforge.drop import Drop
 from dropforge.errors import DataError
@@ -113,6 +113,16 @@ def test_a_folder_that_is_not_whole_is_refused(store: FolderStore, save: Callabl
     store.put("lake/two/dataset_dict.json", b'{"splits": ["../one"]}')
     with pytest.raises(DataError, match=r"it is not there"):
         pin(store, Source(prefix="lake/two"), "fam")
+
+
+def test_a_recipe_in_a_prefix_is_none_though_its_state_names_it(store: FolderStore, save: Callable[..., None]) -> None:
+    save(_data(_rows(10)), "lake/one")
+    files = [file.key for file in pin(store, Source(prefix="lake/one"), "fam").files]
+    state = json.loads(store.get("lake/one/state.json"))
+    state["_data_files"].append({"filename": layout.RECIPE})
+    store.put("lake/one/state.json", json.dumps(state).encode())
+    store.put(f"lake/one/{layout.RECIPE}", b"train: {max_steps: 1}\n")
+    assert [file.key for file in pin(store, Source(prefix="lake/one"), "fam").files] == files
 
 
 def test_names_of_classes_that_are_as_long_as_texts_are_none(tmp_path: Path) -> None:
