@@ -143,7 +143,7 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
     salt = salt_bytes(task.rules.split_salt)
     scrub = make_scrub(task.rules.pii) if task.rules.pii else None
     forgotten = frozenset(map(bytes.fromhex, task.rules.forgotten))  # those of groups are gone already
-    labels = task.rules.task == "classification"
+    labels, one_answer = task.rules.task == "classification", task.rules.task == "sequence-to-sequence"
     for item in _staged(task, report):
         if isinstance(item, Fault):
             report.faults += 1
@@ -164,6 +164,7 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
         for name in row.unknown:
             _count(report.unknown, name)
         count_suspects(row, report, labels=labels)
+        report.several += one_answer and row.roles.count("assistant") > 1
         yield named
     if scrub is not None:  # names of columns come from outside as well
         report.unknown = {scrub(name): rows for name, rows in report.unknown.items()}

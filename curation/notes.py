@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 import pyarrow.parquet as pq
@@ -47,13 +48,14 @@ def warnings(
         "text, from the original"
     )
     tallied: dict[str, Counter[str]] = {
-        what: Counter() for what in (recoded, *SEEN.values(), python, chats, rounded)
+        what: Counter() for what in (recoded, *SEEN.values(), python, chats, rounded, _SEVERAL)
     } | _shares(reports)
     for task, report in reports:
         tallied[recoded][task.name] += report.recoded
         tallied[python][task.name] += report.shown
         tallied[chats][task.name] += report.chats
         tallied[rounded][task.name] += report.rounded
+        tallied[_SEVERAL][task.name] += report.several
         for seen, number in report.dialect.items():
             tallied[SEEN[seen]][task.name] += number
     found |= {what: +rows for what, rows in tallied.items() if +rows}
@@ -122,6 +124,10 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
     return {what: +files_of for what, files_of in found.items()}
 
 
+_SEVERAL: Final = (
+    "rows have several answers, of which an encoder-decoder learns the last one alone; write a row for each that it is "
+    "to learn"
+)
 _SHARES: Final = (
     "quoted",
     "escaped",
@@ -296,15 +302,25 @@ class NoUsableRowError(DataError):
     manifest: Manifest | None = None
 
 
-def nothing(drop: Drop, names: Sequence[str], counts: Mapping[str, int], why: Sequence[Cause] = ()) -> NoUsableRowError:
+def nothing(
+    drop: Drop,
+    names: Sequence[str],
+    counts: Mapping[str, int],
+    why: Sequence[Cause] = (),
+    passed: Mapping[str, str] = MappingProxyType({}),
+) -> NoUsableRowError:
     """No row could be used: say which files, how many rows each step left and why, and what to do.
 
     :param counts: rows by the reason for which they went: all of them. :param why: rows could not be read.
+    :param passed: files that were not read, each with the reason.
     """
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     thing = f"drop {drop.family}/{drop.drop} ({shown or 'no files'})"
     if not counts:
-        return NoUsableRowError(thing, "its files hold no row", "Upload files with rows, for example JSON lines")
+        skipped = [f"{name} is skipped, because {why}" for name, why in sorted(passed.items())]
+        cause = "; ".join(["its files hold no row", *first_of(skipped, _FILES, "files")])
+        how = "; a file that holds some takes another name" if passed else ", for example JSON lines"
+        return NoUsableRowError(thing, cause, f"Upload files with rows{how}")
     reasons = sorted((quarantined(counts) | filtered(counts)).items(), key=lambda item: (-item[1], item[0]))
     worst, rows = reasons[0]
     total = sum(counts.values())

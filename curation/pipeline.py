@@ -251,7 +251,7 @@ def step(
     # A drop that is forgotten whole makes a version without a row.
     refusal, why = None, causes(work)
     if not work or not (parent or sum(report.records if rules.forgotten else report.rows for _, report in reports)):
-        refusal = nothing(drop, names, faults(work), why)
+        refusal = nothing(drop, names, faults(work), why, passed)
     if not sum(report.records for _, report in reports) and refusal is not None:
         raise refusal  # there is nothing to show
     tell("deduplicate", 0, planned(rules).total(), 0)

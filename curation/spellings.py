@@ -167,14 +167,16 @@ def _is_number(label: str) -> bool:
 
 
 def called_alike(names: Collection[str], there: Collection[str]) -> dict[str, str]:
-    """Return names that nothing there has, each with what may be meant: one that differs as those of `alike` do, or a
-    file of that name."""
+    """Return names that nothing there has, each with what may be meant, "" if nothing is like it: one that differs as
+    those of `alike` do, or a file of that name. Those that are like one come first."""
     lost = set(names) - set(there)
     found: dict[str, str] = {}
     for name in sorted(there, reverse=True) if lost else ():
         file = name.rpartition("/")[2]
         found |= {_folded(file.partition(".")[0]): name, _folded(file): name, _folded(name): name}
-    return {name: found[_folded(name)] for name in sorted(lost) if _folded(name) in found}
+    return {
+        name: found.get(_folded(name), "") for name in sorted(lost, key=lambda name: (_folded(name) not in found, name))
+    }
 
 
 def stands_at_end(label: str, text: str) -> bool:

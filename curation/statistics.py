@@ -56,7 +56,7 @@ class Statistics:
     :param alike_names: `sources` and `groups` that may be one value, where there are no more than labels may be.
     :param more_alike: groups of labels, sources or groups that may be one value, beyond those that are shown.
     :param unset_names: `sources` and `groups` that may be a missing one.
-    :param misnamed: sources that the recipe names and no row has, with the one that may be meant.
+    :param misnamed: sources that the recipe names and no row has, with the one that may be meant, or "".
     :param merged: files in which each row with a group has one of its own, and as many or more have none, with both
         numbers, as sheets with merged cells are.
     :param several: labels that are others with a separator between. :param named_twice: labels of which half are the
@@ -157,6 +157,11 @@ def measure(
             f" order by label limit {MOST_LABELS}"
         )
     )
+    absent = [
+        (name, meant)
+        for name, meant in called_alike(named, names["sources"]).items()
+        if meant or before is None  # another drop of the family may have it
+    ]
     return Statistics(
         totals=totals,
         medians=medians,
@@ -209,7 +214,7 @@ def measure(
         alike_names={name: same[name][:TOLD] for name in names},
         more_alike={name: len(found) - TOLD for name, found in same.items() if len(found) > TOLD},
         unset_names={name: lost for name, found in names.items() if (lost := unset(found))},
-        misnamed=dict(list(called_alike(named, names["sources"]).items())[:TOLD]),
+        misnamed=dict(absent[:TOLD]),
         revised=_revised(tables, files),
         known_labels=known if before is not None and len(known) <= _KNOWN else {},
     )

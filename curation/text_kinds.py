@@ -34,6 +34,8 @@ _BEGINS: Final = (
                 r"(?:[ \t].*\n|[A-Za-z-]{2,40}:\s.*\n){2}"
                 r"|From \S+ +(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} .*\d{4}\r?\n[A-Za-z-]{2,40}:\s"),
      "an e-mail with its header", _TEXT),
+    (re.compile(r"#(?:separator|html|columns|notetype|deck|tags|guid)(?: column)?:", re.IGNORECASE), "Anki's notes",
+     "write the names of their columns as its first line in place of those that begin with `#`, and call it `.tsv`"),
     (re.compile(r"(?:%[^\n]*\n|\s)*@relation\s", re.IGNORECASE), "Weka's ARFF", _EXPORT),
     (re.compile(r"WARC/\d\.\d\r?\n"), "a web archive (WARC)", _TEXT),
     (re.compile(r"[^\n|]{0,200}\|[^\n]{0,1000}\n-{2,200}\+[-+]{0,400}\r?\n"
@@ -86,9 +88,9 @@ def _look(text: str, name: str) -> tuple[str, str] | None:
     lines = [line.strip(" \t\r") for line in text.split("\n")[:-1] if line.strip()]  # the last one may be cut
     if len(lines) <= _ROWS:
         return None
+    cells = [line.strip(" \r") for line in text.split("\n")[:-1] if line.strip()]  # the outer ones may be empty
     for mark in "\t\x01":
-        marks = {line.count(mark) for line in lines}
-        if len(marks) == 1 and marks != {0}:
+        if len({line.count(mark) for line in cells}) == 1 and any(mark in line for line in lines):
             return "looks like a table whose first line names no columns", _TABLE
     if all(map(_WITHIN.search, lines)):
         return "has JSON in each line", _ALONE

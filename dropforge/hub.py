@@ -246,11 +246,15 @@ def is_whole(folder: Path) -> bool:
 
 def shards(index: bytes) -> tuple[str, ...]:
     """The files that an index of weights names. :raises ValueError: if it is none, or names a file elsewhere."""
-    found = json.loads(index)
+    try:
+        found = json.loads(index)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deep") from None
     weights = found.get("weight_map") if isinstance(found, dict) else None
-    names = sorted(set(weights.values())) if isinstance(weights, dict) else []
-    if not names or not all(isinstance(name, str) and name.endswith(".safetensors") for name in names):
+    named = list(weights.values()) if isinstance(weights, dict) else []
+    if not named or not all(isinstance(name, str) and name.endswith(".safetensors") for name in named):
         raise ValueError("it names no safetensors")
+    names = sorted(set(named))
     if any("/" in name or "\\" in name for name in names):
         raise ValueError("it names files of another folder")
     return tuple(names)

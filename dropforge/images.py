@@ -1,6 +1,7 @@
 """Images for teams' clusters: what they are called, and the commands that build and push them, as plain values.
 
-Nothing is run here. A password is never among the words of a command: it goes to the standard input of a login.
+Nothing is run here, and no file read but the lock. A password is never among the words of a command: it goes to the
+standard input of a login.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final, Literal
 
 from dropforge.errors import DropforgeError
 from dropforge.secret_looks import looks_secret
+from dropforge.whole_file import read_small
 
 Engine = Literal["docker", "podman", "buildah"]
 ENGINES: Final[tuple[Engine, ...]] = ("docker", "podman", "buildah")
@@ -21,6 +23,7 @@ SERVICES: Final = ("airflow", "curation", "mlflow", "objects", "trainer")
 _COMPOSE: Final = frozenset({"airflow", "mlflow", "objects", "trainer"})
 PLATFORMS: Final = ("linux/amd64", "linux/arm64")
 LOCK: Final = "images.lock"
+_LARGEST_LOCK: Final = 1 << 20
 
 _HOST: Final = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:\d{1,5})?"
 _PATH: Final = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
@@ -140,6 +143,20 @@ def addresses(lock: bytes | str) -> dict[str, str]:
     return there
 
 
+def read_lock(path: Path) -> dict[str, str]:
+    """Each service's image by its digest, as a push left it in a file; empty without the file.
+
+    :raises DropforgeError: if it is none of ours.
+    """
+    try:
+        return addresses(read_small(path, _LARGEST_LOCK))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        cause = getattr(error, "strerror", None) or str(error)
+        raise DropforgeError(str(path), cause, "Remove it, and push again") from None
+
+
 def compose_env(there: Mapping[str, str]) -> str:
     """Return the lines of `.env` by which docker-compose.yaml takes these images.
 
@@ -156,10 +173,6 @@ def pinned(address: object) -> str:
     return address
 
 
-def locked(before: bytes | str, found: Mapping[str, str]) -> str:
-    """Text of the lock file: each service's image by its digest, for recipes and values.
-
-    :param before: the file as it is, or nothing. :param found: addresses of this time.
-    :raises DropforgeError: if the file is none of ours.
-    """
-    return json.dumps({**addresses(before), **found}, indent=2, sort_keys=True) + "\n"
+def locked(there: Mapping[str, str]) -> str:
+    """Text of the lock file: each service's image by its digest, for recipes and values."""
+    return json.dumps(dict(there), indent=2, sort_keys=True) + "\n"

@@ -10,10 +10,12 @@ Needs the standard library only, as all that the trainer's image shares with the
 from __future__ import annotations
 
 import configparser
+import errno
 import hashlib
 import re
 import shutil
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -48,7 +50,9 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,40}")
 _TARGET: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _TABLE: Final = 1 << 20  # bytes of its entry points, at most
 _PIECE: Final = 1 << 20
-_TORN: Final = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)  # what zipfile raises
+#: What zipfile raises.
+_TORN: Final = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError, ValueError)
+_PACKED: Final = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
 
 
 @dataclass(frozen=True)
@@ -115,11 +119,11 @@ def inspect(path: Path, name: str) -> Wheel:
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     try:
-        with zipfile.ZipFile(path) as archive:
+        with _opened(path) as archive:
             _check(name, archive)
             tables = [entry for entry in archive.infolist() if _is_table(entry.filename)]
             text = b"".join(_bytes(archive, entry, _TABLE) for entry in tables).decode()
-    except (*_TORN, UnicodeDecodeError) as error:
+    except _TORN as error:
         raise _refused(name, f"cannot be read ({error})", "Build it again") from error
     return Wheel(name, digest, _entries(name, text))
 
@@ -133,7 +137,7 @@ def unpack(path: Path, folder: Path) -> None:
     shutil.rmtree(staging, ignore_errors=True)
     left = UNPACKED
     try:
-        with zipfile.ZipFile(path) as archive:
+        with _opened(path) as archive:
             _check(path.name, archive)
             for entry in archive.infolist():
                 target = staging / entry.filename
@@ -147,6 +151,15 @@ def unpack(path: Path, folder: Path) -> None:
         raise _refused(path.name, f"cannot be unpacked ({error})", "Build it again") from error
     shutil.rmtree(folder, ignore_errors=True)
     staging.rename(folder)
+
+
+def _opened(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise zipfile.BadZipFile("its directory lies before its beginning") from None
 
 
 def _check(name: str, archive: zipfile.ZipFile) -> None:
@@ -170,6 +183,10 @@ def _check(name: str, archive: zipfile.ZipFile) -> None:
             raise _refused(name, f"has a file {entry.filename[:80]!r}, which leaves its folder", "Do not use it")
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or entry.flag_bits & 1:
             raise _refused(name, f"has {entry.filename[:80]!r}, which is a link or encrypted", "Build it again")
+        if entry.compress_type not in _PACKED:
+            raise _refused(
+                name, f"has {entry.filename[:80]!r}, which is packed otherwise than by deflate", "Build it again"
+            )
         if parts[0].endswith(".data"):
             raise _refused(
                 name, f"has {parts[0]!r}, whose files only an installer can place", "Build it of packages alone"

@@ -26,6 +26,20 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
         raise
 
 
+def read_small(path: Path, most: int) -> bytes:
+    """The bytes of a file of `most` bytes at most.
+
+    :raises FileNotFoundError: if it is not there. :raises ValueError: if it is larger, or a pipe, device or folder.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no file")
+    with path.open("rb") as stream:
+        data = stream.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return data
+
+
 def write_new(path: Path, data: bytes) -> None:
     """Write a file where there is none; if that fails nothing of it stays.
 

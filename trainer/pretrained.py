@@ -84,7 +84,7 @@ def load_weights(
     """
     import torch
 
-    _check_files(Path(folder))
+    check_files(Path(folder))
     if config is None:
         config = load_config(folder, revision)
     with _no_code(str(folder)):
@@ -201,7 +201,7 @@ def _check_generation(folder: Path) -> None:
         )
 
 
-def _check_files(folder: Path) -> None:
+def check_files(folder: Path) -> None:
     """:raises RecipeError: if weights lie in other files than safetensors of the folder, or an adapter lies beside."""
     check_folder(folder)
     _check_generation(folder)  # which is read beside the weights

@@ -55,7 +55,8 @@ def _of_spellings(statistics: Statistics) -> Iterator[str]:
         if more := statistics.more_alike.get(name):
             yield f"{name}: one value, or several? {counted(more, 'more such group')}"
     for name, meant in statistics.misnamed.items():
-        yield f"sources: the recipe names `{shown_name(name)}`, which no row has; is `{shown_name(meant)}` meant?"
+        asked = f"; is `{shown_name(meant)}` meant?" if meant else ""
+        yield f"sources: the recipe names `{shown_name(name)}`, which no row has{asked}"
     if statistics.unset:
         yield f"labels: programs write so what is missing: {_counted(statistics.unset)}"
     for name, lost in statistics.unset_names.items():

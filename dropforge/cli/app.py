@@ -59,11 +59,12 @@ from dropforge.terminal import Console, Text
 from dropforge.text import has_surrogates
 
 # Errors of output, or of a file that was open already: they come without a name.
-_UNWRITABLE: Final = {
+_UNNAMED: Final = {
     errno.ENOSPC: "Make room on the disk that it goes to",
     errno.EDQUOT: MENDS[errno.EDQUOT],
     errno.EFBIG: MENDS[errno.EFBIG],
     errno.EPIPE: "Let the program that reads it run until its end",
+    errno.EIO: "See to the disk that it lies on",
 }
 app = typer.Typer(
     name="dropforge",
@@ -182,9 +183,10 @@ def _run() -> None:
     except OSError as error:
         if error.filename is not None:
             raise file_error(error) from error
-        if error.errno in _UNWRITABLE:
-            cause, mend = error.strerror or str(error), _UNWRITABLE[error.errno]
-            raise DropforgeError("what the command writes", cause, mend) from error
+        if error.errno in _UNNAMED:
+            cause, mend = error.strerror or str(error), _UNNAMED[error.errno]
+            thing = "what the command reads or writes" if error.errno == errno.EIO else "what the command writes"
+            raise DropforgeError(thing, cause, mend) from error
         raise
     except UnicodeEncodeError as error:
         word = next(filter(has_surrogates, sys.argv), None)

@@ -82,7 +82,7 @@ def push_command(
         signatures.check_password(sign, os.environ, sys.stdin.isatty())
     made = _Builder(registry, tag, platform, build_arg or [], engine)
     named = _named(services)
-    before = images.locked(lock.read_bytes() if lock.exists() else b"", {})
+    there = images.read_lock(lock)
     if made.registry.ecr_region:
         _prepare_ecr(made, named)
     for service in named:
@@ -90,8 +90,8 @@ def push_command(
         if sign:
             _sign(sign, address)
         # After each, so that a push that fails later loses none.
-        before = images.locked(before, {service: address})
-        write_whole(lock, before.encode())
+        there[service] = address
+        write_whole(lock, images.locked(there).encode())
         Console().print(Text(f"{service}: {address}"), soft_wrap=True)
 
 
@@ -104,7 +104,7 @@ def verify_command(
     """Check whether the images of the lock file are signed by a key. Exit code 1 if one is not."""
     _need_cosign()
     signatures.check_key(key)
-    there = images.addresses(lock.read_bytes() if lock.exists() else b"")
+    there = images.read_lock(lock)
     missing = [service for service in services or () if service not in there]
     if missing or not there:
         mend = "Push it first: dropforge images push --registry R --sign KEY"
@@ -128,7 +128,7 @@ def verify_command(
 @app.command("env")
 def env_command(lock: LockOption = Path(images.LOCK)) -> None:
     """Print the lines of `.env` by which docker-compose.yaml takes the images of the lock file, by their digests."""
-    lines = images.compose_env(images.addresses(lock.read_bytes() if lock.exists() else b""))
+    lines = images.compose_env(images.read_lock(lock))
     if not lines:
         mend = "Push them first: dropforge images push --registry R"
         raise DropforgeError("images", f"{lock} names none of docker-compose.yaml", mend)

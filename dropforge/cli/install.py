@@ -12,7 +12,7 @@ import yaml
 
 from dropforge.cli import manifests
 from dropforge.errors import DropforgeError
-from dropforge.images import LOCK, addresses, pinned
+from dropforge.images import LOCK, pinned, read_lock
 from dropforge.install.aws import Account, template
 from dropforge.install.cloudformation import Identity
 from dropforge.install.logs import Logs, logs_template
@@ -172,15 +172,9 @@ def _manifests(size: Size, training: list[str]) -> None:
     told.print(Text(f"`dropforge manifests` prints what is not among them: {', '.join(OTHERS)}."))
 
 
-def _images() -> dict[str, str]:
-    """Each service's image, as `images push` wrote it in this folder; empty if it did not."""
-    lock = Path(LOCK)
-    return addresses(lock.read_bytes() if lock.exists() else b"")
-
-
 def _airflow_image() -> str:
     """:raises DropforgeError: if `images push` wrote none in this folder."""
-    address = _images().get("airflow")
+    address = read_lock(Path(LOCK)).get("airflow")
     if address is None:
         mend = "Give `dropforge images push --registry REGISTRY` first, or come to the folder where it was given"
         raise DropforgeError(LOCK, "it names no image of Airflow", mend)
@@ -210,8 +204,8 @@ def _plan(size: Size, on: str, known: dict[str, str]) -> str:
     if not (root / "helm-values").is_dir():
         raise DropforgeError("option --plan", "its commands use files of a clone", "Run it in a clone of Dropforge")
     files = {str(path.relative_to(root)) for path in (root / "helm-values").rglob("*.yaml")}
-    for name, address in _images().items():
-        known[f"{name.upper()}_IMAGE"] = address
+    for name, address in read_lock(Path(LOCK)).items():
+        known[f"{name.upper()}_IMAGE"] = pinned(address)
     return text(size, where, files, known)
 
 

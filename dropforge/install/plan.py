@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import textwrap
 from collections.abc import Collection, Mapping
 
@@ -78,5 +79,6 @@ def text(size: Size, on: Place, files: Collection[str], given: Mapping[str, str]
     lines.append(f"SIZE={size}")
     for name, (example, what) in VARIABLES.items():
         if re.search(rf"\${{?{name}\b", script):
-            lines.append(f"{name}={given.get(name) or example}  # {what}")
+            value = shlex.quote(given[name]) if given.get(name) else example
+            lines.append(f"{name}={value}  # {what}")
     return "\n".join(lines) + "\n" + script + "\n"

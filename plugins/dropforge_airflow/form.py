@@ -174,7 +174,7 @@ def form_overrides(params: Mapping[str, Any]) -> dict[str, Any]:
         value = params.get(field_name(key))
         if value is None or value == "":
             continue
-        if key == "promote.better_than_base":
+        if key == "promote.better_than_base" and isinstance(value, str):
             value = _YES_NO.get(value, value)
         elif key in _INTERVALS and isinstance(value, str) and value.isdecimal():
             value = int(value)

@@ -290,6 +290,15 @@ def test_rows_for_an_encoder_decoder_need_an_answer(make: Make, rows: Rows) -> N
     assert manifest.rules["task"] == "sequence-to-sequence"
 
 
+@pytest.mark.parametrize(("task", "told"), [("sequence-to-sequence", True), ("causal-lm", False)])
+def test_answers_that_are_only_read_are_told(make: Make, store: FolderStore, task: str, told: bool) -> None:
+    turns = [{"role": role, "content": f"{role} {n}"} for n in range(2) for role in ("user", "assistant")]
+    lines = [json.dumps({"messages": [{"role": "system", "content": f"{n}"}, *turns]}).encode() for n in range(30)]
+    card = json.loads(store.get(make({"a.jsonl": join(lines)}, task=task).files["card_json"]))
+    line = "a.jsonl: 30 rows have several answers, of which an encoder-decoder learns the last one alone"
+    assert any(one.startswith(line) for one in card["warnings"]) == told
+
+
 # --- publishing ---
 
 
@@ -388,6 +397,7 @@ def test_wrong_checksum_is_named(store: FolderStore, upload: Any, texts: Texts, 
     [
         ({"a.jsonl": b"{bad\n{bad\n[1]\n", "b.csv": b"x\n1\n"}, ("a.jsonl, b.csv", "bad_json (2 rows)", "json.dumps")),
         ({"a.jsonl": b""}, ("a.jsonl", "hold no row", "JSON lines")),
+        ({"_chat.txt": b"hello\n"}, ("_chat.txt is skipped, because a name with a leading `_`", "another name")),
         ({"a.parquet": b"<html>"}, ("a.parquet", "bad_format", "JSONL")),
         ({"a.csv": b"x,y\n1,2\n"}, ("a.csv", "no_content", "data.columns")),
         ({"a.jsonl.gz": gzip.compress(b"x" * 9999)[:20]}, ("a.jsonl.gz", "torn_file", "upload the file again")),

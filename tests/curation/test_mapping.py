@@ -205,4 +205,5 @@ def test_sources_that_the_recipe_names_otherwise_than_rows_do_are_told(
         "sources: the recipe names `news`, which no row has; is `News` meant?",
         "sources: the recipe names `wiki`, which no row has; is `in/wiki.jsonl` meant?",
         "sources: the recipe names `wiki.jsonl`, which no row has; is `in/wiki.jsonl` meant?",
+        "sources: the recipe names `other`, which no row has",
     ]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from dropforge.cli.app import app
 from dropforge.errors import RecipeError
-from dropforge.hub import LARGEST_CONFIG, LARGEST_INDEX, LARGEST_OTHER, UnreachableError, asking, pin, pin_base
+from dropforge.hub import LARGEST_CONFIG, LARGEST_INDEX, LARGEST_OTHER, UnreachableError, asking, pin, pin_base, shards
 from dropforge.recipes import load_recipe
 from tests.hub_server import Hub, open_hub
 
@@ -240,3 +240,19 @@ def test_plan_goes_on_where_no_hub_answers(tmp_path: Path, monkeypatch: pytest.M
     done = plan_on(tmp_path, "org/small")
     assert "Base model org/small: Its sizes stay unknown" in done.stderr
     assert "parameters      unknown: the base model's config is not available" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        b"[]",
+        b"{}",
+        b"[" * 200_000,
+        b'{"weight_map": {"a": []}}',
+        b'{"weight_map": {"a": 1, "b": "c.safetensors"}}',
+        b'{"weight_map": {"a": "../c.safetensors"}}',
+    ],
+)
+def test_an_index_that_names_no_files_is_none(index: bytes) -> None:
+    with pytest.raises(ValueError, match=r"it names|its brackets"):
+        shards(index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -79,12 +80,31 @@ def test_the_digest_is_read_or_missed() -> None:
             images.digest(engine, told)  # type: ignore[arg-type]
 
 
-def test_the_lock_keeps_what_was_not_pushed_this_time() -> None:
-    first = images.locked("", {"trainer": f"r/t@{DIGEST}", "mlflow": "r/m@old"})
-    assert json.loads(images.locked(first, {"mlflow": "r/m@new"})) == {"mlflow": "r/m@new", "trainer": f"r/t@{DIGEST}"}
-    for broken in ("[]", "{", "[" * 100_000, b"\xff{"):
+def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
+    lock, there = tmp_path / "images.lock", {"trainer": f"r/t@{DIGEST}", "mlflow": "r/m@old"}
+    assert images.read_lock(lock) == {}
+    lock.write_text(images.locked(there))
+    assert images.read_lock(lock) == there
+    for broken in (b"[]", b"{", b"[" * 100_000, b"\xff{"):
+        lock.write_bytes(broken)
         with pytest.raises(DropforgeError, match=r"images\.lock: it cannot be read"):
-            images.locked(broken, {})
+            images.read_lock(lock)
+
+
+def test_a_lock_that_is_no_file_or_has_no_end_is_refused(tmp_path: Path) -> None:
+    lock = tmp_path / "images.lock"
+    os.mkfifo(lock)
+    with pytest.raises(DropforgeError, match=r"images\.lock: it is no file"):
+        images.read_lock(lock)
+    lock.unlink()
+    lock.symlink_to("/dev/zero")
+    with pytest.raises(DropforgeError, match=r"images\.lock: it is no file"):
+        images.read_lock(lock)
+    lock.unlink()
+    with lock.open("wb") as stream:
+        stream.truncate(2 << 20)
+    with pytest.raises(DropforgeError, match=r"images\.lock: it has more than"):
+        images.read_lock(lock)
 
 
 def test_build_arguments_are_those_that_a_dockerfile_declares() -> None:

@@ -165,12 +165,34 @@ def use(path: Path, folder: Path) -> None:
     unpack(path, folder)
 
 
-@pytest.mark.parametrize("harm", [cut, spoil])
+def before(path: Path) -> None:
+    """Say that the directory lies elsewhere."""
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"PK\x05\x06")
+    data[at + 12 : at + 20] = b"\xff\xff\xff\x7f" * 2
+    path.write_bytes(data)
+
+
+def other(path: Path) -> None:
+    """Pack it as wheels are not, and spoil that."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("own_a.py", os.urandom(500).hex())
+        archive.writestr(TABLE, GOOD)
+
+
+@pytest.mark.parametrize("harm", [cut, spoil, before])
 def test_a_broken_wheel_is_refused(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     path = archive(tmp_path, ("own_a.py", os.urandom(500).hex()), (TABLE, GOOD))
     harm(path)
     with pytest.raises(RecipeError, match=r"`code.wheel`: .*cannot be (read|unpacked)"):
         use(path, tmp_path / "unpacked")
+
+
+def test_a_wheel_that_is_packed_as_none_is_is_refused(tmp_path: Path) -> None:
+    path = archive(tmp_path, ("own_a.py", ""), (TABLE, GOOD))
+    other(path)
+    with pytest.raises(RecipeError, match=r"`code.wheel`: .*packed otherwise than by deflate"):
+        inspect(path, path.name)
 
 
 def test_a_wheel_with_compiled_parts_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dropforge.errors import RecipeError
 from dropforge.store import open_store
 from trainer import assembly
 from trainer.assembly import begin, frozen_digest, same_loss
@@ -106,6 +107,20 @@ def test_files_that_do_not_give_each_weight_are_told(tmp_path: Path) -> None:
     tied = saved(tmp_path / "tied", "llama").config
     with pytest.raises(UnsliceableError, match="are one weight of the model, and differ in its files"):
         Slices(tmp_path / "whole", _empty(tied))
+
+
+@pytest.mark.parametrize("place", ["../whole/{}", "{folder}/whole/{}"])
+def test_files_of_another_folder_are_not_read(toy_bucket: Toy, tmp_path: Path, place: str) -> None:
+    stage = staged(toy_bucket, tmp_path, "elsewhere", "full")
+    model = saved(tmp_path / "whole", "llama")
+    other = tmp_path / "other"
+    model.config.save_pretrained(other)
+    index = json.loads((tmp_path / "whole" / "model.safetensors.index.json").read_text())
+    places = {name: place.format(file, folder=tmp_path) for name, file in index["weight_map"].items()}
+    (other / "model.safetensors.index.json").write_text(json.dumps({**index, "weight_map": places}))
+    with pytest.raises(RecipeError, match="which is no safetensors file beside it"):
+        hollow.make_hollow(other, stage.settings)
+    assert hollow.make_hollow(tmp_path / "whole", stage.settings).slices is not None
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from trainer.model.loss import LossModel
 from trainer.model.method import apply_method
 from trainer.model.mixture import settle_router
 from trainer.model.slices import Slices, UnsliceableError
-from trainer.pretrained import load_config, load_generation_config, make_random
+from trainer.pretrained import check_files, load_config, load_generation_config, make_random
 
 
 def why_whole(settings: Settings, mode: str) -> str | None:
@@ -51,8 +51,9 @@ def make_hollow(folder: str | Path, settings: Settings) -> Built:
     """The base model as the recipe trains it, with weights that are still in its files; adapters have theirs.
 
     :raises UnsliceableError: if its files do not give each weight by itself.
-    :raises RecipeError: if the model has not what the recipe names.
+    :raises RecipeError: if the model has not what the recipe names, or its files lie elsewhere.
     """
+    check_files(Path(folder))
     try:
         config = load_config(folder, settings.base.revision)
     except (OSError, ValueError, KeyError) as error:

@@ -20,6 +20,7 @@ _ONE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _LOOKS: Final = 256  # places of a file that ranks compare
 _LOOK: Final = 4096  # bytes at each of them
+_HEADER: Final = 100_000_000  # bytes that safetensors lets a header have
 
 
 class UnsliceableError(Exception):
@@ -84,7 +85,7 @@ class Slices:
             size = path.stat().st_size
             state.update(f"{path.name} {size} ".encode())
             with path.open("rb") as stream:
-                state.update(stream.read(8 + int.from_bytes(stream.read(8), "little")))
+                state.update(stream.read(8 + min(_HEADER, int.from_bytes(stream.read(8), "little"))))
                 for place in range(0, size, max(_LOOK, size // _LOOKS)):
                     stream.seek(place)
                     state.update(stream.read(_LOOK))

@@ -330,17 +330,29 @@ def test_helm_does_not_wait_for_airflow_whose_services_wait_for_a_hook_that_come
 
 
 def test_images_of_the_lock_and_what_was_asked_stand_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = {"airflow": "r.example/dropforge-airflow@sha256:aa", "mlflow": "r.example/dropforge-mlflow@sha256:bb"}
+    lock = {name: f"r.example/dropforge-{name}@sha256:{'a' * 64}" for name in ("airflow", "mlflow")}
     (tmp_path / "images.lock").write_text(json.dumps(lock))
     monkeypatch.chdir(tmp_path)  # not the repository's folder
     told = run("install", "--plan", "--size", "team", "--on", "eks", "--bucket", "drops-1")
-    assert "AIRFLOW_IMAGE=r.example/dropforge-airflow@sha256:aa " in told
+    assert f"AIRFLOW_IMAGE=r.example/dropforge-airflow@sha256:{'a' * 64} " in told
     assert "BUCKET=drops-1 " in told
     assert "helm-values/airflow.yaml" in told
     shown = subprocess.run(
         ["bash", "-c", 'I=r.example/a@sha256:aa; echo "${I%@*} ${I#*@}"'], capture_output=True, text=True
     ).stdout
     assert shown == "r.example/a sha256:aa\n"
+
+
+def test_what_stands_in_a_lock_or_is_given_is_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    evil = 'x"$(touch made)"; touch made\ntouch made'
+    told = run("install", "--plan", "--size", "team", "--on", "eks", "--bucket", evil)
+    head = told[: told.index("\n\n# 1. ")]
+    subprocess.run(["bash", "-c", head], check=True)
+    assert not (tmp_path / "made").exists()
+    (tmp_path / "images.lock").write_text(json.dumps({"airflow": f"r.example/a@sha256:{'a' * 64}\ntouch made"}))
+    with pytest.raises(DropforgeError, match="names no image by its digest"):
+        run("install", "--plan")
 
 
 @pytest.mark.parametrize(
