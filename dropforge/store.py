@@ -334,15 +334,18 @@ class S3Store:
                 # An answer to HEAD has no body that says why: of this object, or of who asks.
                 self._opened(key, {"Range": "bytes=0-0"}).close()
             raise
-        return ObjectInfo(
-            key,
-            head["ContentLength"],
-            head["ETag"].strip('"'),
-            head.get("VersionId"),
-            head.get("ChecksumSHA256"),
-            head["LastModified"].timestamp(),
-            _is_archived(head),
-        )
+        try:
+            return ObjectInfo(
+                key,
+                head["ContentLength"],
+                head["ETag"].strip('"'),
+                head.get("VersionId"),
+                head.get("ChecksumSHA256"),
+                head["LastModified"].timestamp(),
+                _is_archived(head),
+            )
+        except KeyError as error:
+            raise self._strange("object", error) from error
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         for item in self._items(prefix):
@@ -358,8 +361,11 @@ class S3Store:
                         raise KeyError(*sorted(_LISTED - item.keys()))
                     yield item
         except (KeyError, ValueError) as error:
-            mend = "Look what answers there: AWS_ENDPOINT_URL names it"
-            raise DropforgeError(f"bucket {self.bucket}", f"S3 answers no listing ({error!r:.200})", mend) from error
+            raise self._strange("listing", error) from error
+
+    def _strange(self, what: str, error: Exception) -> DropforgeError:
+        mend = "Look what answers there: AWS_ENDPOINT_URL names it"
+        return DropforgeError(f"bucket {self.bucket}", f"S3 answers no {what} ({error!r:.200})", mend)
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         return {item.key: item.size for item in self.list(prefix)}

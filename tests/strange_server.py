@@ -32,6 +32,7 @@ class Server:
 
             do_POST = do_GET  # noqa: N815
             do_PUT = do_GET  # noqa: N815
+            do_HEAD = do_GET  # noqa: N815
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -54,7 +55,8 @@ def told(value: Any, status: int = 200, **headers: str) -> Answer:
         for name, text in {**headers, "Content-Length": str(len(data))}.items():
             handler.send_header(name, text)
         handler.end_headers()
-        handler.wfile.write(data)
+        if handler.command != "HEAD":
+            handler.wfile.write(data)
 
     return answer
 

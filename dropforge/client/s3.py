@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import extract_tb
 
 from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
@@ -23,6 +24,12 @@ def asking_s3() -> Iterator[None]:
     except (BotoCoreError, Boto3Error) as error:
         mend = "See with `dropforge doctor` whether the stack runs, then try again: nothing half-uploaded starts a run"
         raise DropforgeError(_address(), f"it does not answer ({error})", mend) from error
+    except RecursionError as error:
+        # botocore follows a redirect by asking for the bucket's region, and each redirect of that too.
+        if not any(frame.name == "redirect_from_error" for frame in extract_tb(error.__traceback__)):
+            raise
+        mend = "Look what answers there: AWS_ENDPOINT_URL names it"
+        raise DropforgeError(_address(), "it sends each request elsewhere", mend) from None
 
 
 def _address() -> str:

@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 from dropforge import layout
 from dropforge.cli.app import app
+from dropforge.client.s3 import asking_s3
 from dropforge.errors import DropforgeError
 from dropforge.settings import Settings
 from dropforge.store import S3Store
 from tests.dropforge.cli.conftest import DagRun, FakeAirflow
-from tests.strange_server import Server, told
+from tests.strange_server import Answer, Server, told
 
 RUN = "fam-1"
 COMMANDS = [
@@ -92,14 +93,29 @@ ITEM = "<Contents><Key>ledger/refused/a/b.json</Key><Size>{}</Size><LastModified
 )
 def test_a_listing_that_is_none_of_s3_s_is_an_error_for_a_person(item: str, monkeypatch: pytest.MonkeyPatch) -> None:
     xmlns = "http://s3.amazonaws.com/doc/2006-03-01/"
-    server = Server(told(f'<ListBucketResult xmlns="{xmlns}">{item}</ListBucketResult>'.encode()))
-    nowhere = Path("/nonexistent")
+    page = f'<ListBucketResult xmlns="{xmlns}">{item}</ListBucketResult>'.encode()
+    assert "S3 answers no listing" in refused(["letters"], told(page), monkeypatch)
+
+
+@pytest.mark.parametrize("words", [["letters"], ["family", "show", "fam"]])
+def test_what_sends_each_request_elsewhere_is_no_s3(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = told(b"", status=307, Location="http://127.0.0.1:9/")
+    assert "it sends each request elsewhere" in refused(words, elsewhere, monkeypatch)
+
+
+def test_a_page_is_no_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "S3 answers no object" in refused(["family", "show", "fam"], told(b"<html>login</html>"), monkeypatch)
+
+
+def refused(words: list[str], answer: Answer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The error of a command where a server that answers so is called S3."""
+    server, nowhere = Server(answer), Path("/nonexistent")
     settings = Settings("bucket", "bucket", "", server.url, server.url, nowhere)
     try:
         for key, value in {**settings.to_env(), "AWS_ENDPOINT_URL": server.url}.items():
             monkeypatch.setenv(key, value)
-        done = CliRunner().invoke(app, ["letters", "--state", str(nowhere)])
+        with pytest.raises(DropforgeError) as caught, asking_s3():
+            CliRunner().invoke(app, [*words, "--state", str(nowhere)], catch_exceptions=False)
     finally:
         server.stop()
-    assert isinstance(done.exception, DropforgeError), (done.exception, done.output)
-    assert "S3 answers no listing" in str(done.exception)
+    return str(caught.value)
