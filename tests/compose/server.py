@@ -134,6 +134,12 @@ esac
                 except OSError as error:
                     pytest.fail(f"image {image}: it is not here and cannot be pulled ({error}). Pull or make it first")
 
+    def remove(self) -> None:
+        """With all that it has kept, also what came back from a backup."""
+        self.compose("down", "--volumes")
+        volumes = engine("volume", "ls", "--format", "{{.Name}}").splitlines()
+        assert not (left := [name for name in volumes if name.startswith(f"{PROJECT}_")]), left
+
     def services(self) -> list[str]:
         """Those that stay."""
         found = engine("ps", "--format", "{{.Names}}").splitlines()

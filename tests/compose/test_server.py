@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, times: Times) -> Iterator[S
     server = Server(tmp_path_factory.mktemp("server"), Path(torch.__file__).parents[1])
     server.fetch_images()
     try:
-        server.compose("down", "--volumes")
+        server.remove()
         server.compose("build")
         times.note("images built")
         server.compose("up", "--detach")
@@ -64,7 +64,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, times: Times) -> Iterator[S
                 patched.setenv(name, server.client_env[name])
             yield server
     finally:
-        server.compose("down", "--volumes")
+        server.remove()
         times.note("taken down")
 
 
@@ -229,7 +229,7 @@ def test_a_backup_is_restored_by_the_commands_of_the_page(server: Server, times:
     before = client.get_model_version_by_alias("toy", "champion")
     shutil.copy(server.env_file, tmp_path / ".env")
     for commands in page_commands("docker-compose-operation.md", "Back up and restore"):
-        server.type(commands.replace("dropforge-server_", f"{PROJECT}_"), tmp_path)
+        server.type(commands.replace("dropforge-server", PROJECT), tmp_path)
     server.wait_until_ready()
     times.note("backed up, removed and restored")
     after = client.get_model_version_by_alias("toy", "champion")
