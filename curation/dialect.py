@@ -144,6 +144,26 @@ def told(head: bytes) -> list[str]:
     text, mark = header.decode("utf-8", "replace"), said or separator(header)
     names = next(csv.reader([text], delimiter=mark, skipinitialspace=True), [])
     bare = sum(not name.strip() for name in names)
-    if bare < 2:
-        return []  # a single one may be pandas' index
-    return [f"{bare} columns have no name; they are skipped, and a row with a value in one of them cannot be used"]
+    found = []
+    if bare > 1:  # a single one may be pandas' index
+        found.append(
+            f"{bare} columns have no name; they are skipped, and a row with a value in one of them cannot be used"
+        )
+    whole = [line.rstrip(b"\r").decode("utf-8", "replace") for line in lines][:-1]  # the last one may be cut
+    if _is_padded(list(csv.reader(whole[:_LOOKED_AT], delimiter=mark))):
+        found.append(
+            "cells are filled up with spaces, as in Markdown's tables and columns of a fixed width, which are learned "
+            "with them; write the texts alone"
+        )
+    return found
+
+
+#: Rows that are looked at for it.
+_LOOKED_AT: Final = 20
+
+
+def _is_padded(rows: Sequence[Sequence[str]]) -> bool:
+    """Tell whether most rows have a cell that ends with several spaces, or stands between two."""
+    kept = [[cell for cell in row if cell.strip()] for row in rows if not is_rule(row)]
+    padded = [row for row in kept if any(cell[-2:] == "  " or (cell[:1] == " " == cell[-1:]) for cell in row)]
+    return len(kept) > 1 and 2 * len(padded) > len(kept)

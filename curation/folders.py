@@ -41,13 +41,16 @@ _SIDE: Final = re.compile(
 )
 
 
-def said(names: Sequence[str], columns: Container[str], others: Container[str] = ()) -> list[str]:
+def said(
+    names: Sequence[str], columns: Container[str], others: Container[str] = (), *, beside: bool = False
+) -> list[str]:
     """Return a line for each column whose values are names of folders, as Spark and Hive partition tables, and one each
     for files that are called as those that nobody trains on, as copies, as programs, and as sides of pairs, for parts
     that are missing, and for folders that may be labels.
 
     :param names: of the files that are read, with their folders. :param columns: that rows have.
     :param others: of these files, those that are not learned as text, whatever they are called.
+    :param beside: there may be other files, in other drops.
     """
     values: dict[str, dict[str, None]] = {}
     for name in names:
@@ -60,7 +63,7 @@ def said(names: Sequence[str], columns: Container[str], others: Container[str] =
         for column, found in values.items()
     ]
     kept = [name for name in names if _KEPT.search(name) and not _TRAIN.search(name)]
-    if len(kept) < len(names):
+    if beside or len(kept) < len(names):
         lines += _line(kept, "named as rows that are kept for tests, and learned as all others are")
     lines += _line(_copies(names), "named as copies of files beside them, and learned as all others are")
     lines += _missing(names)

@@ -11,7 +11,7 @@ from typing import Final
 
 from curation.canonical import Row
 from curation.composing import composed
-from curation.turns import has_calls, in_one_order
+from curation.turns import in_one_order, without_ids
 
 KEY_BYTES: Final = 16
 RANK_BYTES: Final = 46
@@ -29,36 +29,38 @@ def _words(text: str) -> list[str]:
     return composed(text).split()
 
 
-def names(row: Row) -> tuple[bytes, bytes, int, bytes | None]:
-    """(content key, exact name, words, input): names of 16 bytes each, and the number of runs without white space.
+def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None]:
+    """(content key, exact name, words, input, asked): names of 16 bytes each, and how many runs without white space.
 
-    The key covers roles, folded text, and what messages say beside it, in whichever order its keys are; the exact name
-    covers all that, label, source, group and extras as they are. The input names what comes before the last answer, if
-    there is one.
+    The key covers roles, folded text, and what messages say beside it but for ids of calls, in whichever order its keys
+    are; the exact name covers all that, label, source, group and extras as they are. The input names what comes before
+    the last answer, if there is one, and `asked` the roles and texts of that alone.
     """
     # Folding removes U+001E and U+001F, so the joined form can be taken apart again and no two rows share it.
     texts = [_words(text) for text in (row.contents if row.text is None else (row.text,))]
     if row.text is None:
-        turns = [f"{role}\x1f{' '.join(words)}" for role, words in zip(row.roles, texts, strict=True)]
+        plain = turns = [f"{role}\x1f{' '.join(words)}" for role, words in zip(row.roles, texts, strict=True)]
         if row.beside:  # JSON text, which holds neither of these characters
-            besides = [in_one_order(more) if has_calls(more) else more for more in row.beside]
+            besides = map(without_ids, row.beside)
             turns = [f"{turn}\x1f{more}" if more else turn for turn, more in zip(turns, besides, strict=True)]
         asked = _last_answer(row.roles)
         tools = "m" if row.tools is None else f"n{_tools(row.tools)}\x1e"
         before, after = tools + "\x1e".join(turns[:asked]), "\x1e".join(turns[asked:])
         state = blake2b(before.encode(), digest_size=KEY_BYTES)
-        question = state.digest() if asked else None
+        question = side = state.digest() if asked else None
+        if asked and (turns is not plain or row.tools is not None):
+            side = _hash(("m" + "\x1e".join(plain[:asked])).encode())
         state.update((f"\x1e{after}" if asked else after).encode())
         key = state.digest()
     else:
-        key, question = _hash(f"t{' '.join(texts[0])}".encode()), None
+        key, question, side = _hash(f"t{' '.join(texts[0])}".encode()), None, None
     parts = (*row.roles, *row.contents, row.text, row.label, row.source, row.group)
     if row.extras is not None or row.beside:
         parts = (*parts, row.extras)
     if row.beside:
         parts = (*parts, row.tools, *row.beside)
     exact = "".join(["-" if part is None else f"{len(part)}:{part}" for part in parts])
-    return key, _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts)), question
+    return key, _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts)), question, side
 
 
 def _tools(text: str) -> str:

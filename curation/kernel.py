@@ -185,12 +185,13 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
         masked = row._replace(label=label, source=source, group=shown, extras=extras, beside=beside, tools=tools)
         report.masked += masked != row
         row = masked
-    key, exact, words, question = names(row)
+    key, exact, words, question, asked = names(row)
     question = key if labels else question
     # Of what is asked: it never stands on both sides. Two groups may share a mask, and stay two.
-    side = unit(group, question or key, salt)
+    side = unit(group, key if labels or asked is None else asked, salt)
     key = labelled(key, row.label) if labels else key
-    name = rank(exact, side, task.file, item.position, priority)
+    # Of copies one with a group stays: the others of its group are on its side.
+    name = rank(exact, side, task.file, item.position, 2 * priority + (group is None))
     return Curated(item.position, row, key, name, side, words, priority, kind(row.label) if labels else 0, question)
 
 

@@ -70,7 +70,7 @@ def warnings(
     columns = {name for _, report in reports for name in report.columns}
     others = {task.name for task in work if task.split.format.kind != "text"}
     others |= {file.key for file in files if file.size == 0}
-    told |= dict.fromkeys(said([file.key for file in files], columns, others))
+    told |= dict.fromkeys(said([file.key for file in files], columns, others, beside=rules.scope == "family"))
     told |= {f"{name}: skipped, because {why}": None for name, why in passed.items()}  # each by its name, so last
     return first_of(list(told), _WARNINGS, "warnings about files")
 

@@ -13,10 +13,13 @@ _CONTROL: Final = re.compile(
     r"<(?=\|[^\s<>|]{1,64}\|>"  # <|im_end|>, <|eot_id|>, <|endoftext|> and their kind
     r"|｜[^<>\n]{1,64}｜>"  # DeepSeek's, with full-width bars
     r"|/?(?:s|bos|eos|pad|unk|mask)>"
+    r"|\|turn>|turn\|>"  # Gemma 4's
+    r"|seed:[a-z_:]{1,32}>"  # Seed-OSS's
     r"|(?:start|end)_of_(?:turn|image|role)>"
     r"|\|?(?:start|end)_of_(?:text|role)\|?>"
     r"|</?SYS>>"
     r"|(?:extra|reserved|unused)_?[a-z_]*\d+>)"
+    r"|\[(?=\|(?:system|user|assistant|tool|endofturn)\|\])"  # EXAONE's
     r"|\[(?=/?(?:INST|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|SYSTEM_PROMPT|TOOL_CONTENT|IMG|PREFIX|SUFFIX|MIDDLE)\])"
     # Byte-level tokens of SentencePiece.
     r"|<(?=0x[0-9A-F]{2}>)"

@@ -243,9 +243,18 @@ def told_text(told: Mapping[str, Any], change: Callable[[str], str]) -> str:
     return written(dict(sorted(told.items())), change)
 
 
-def has_calls(text: str) -> bool:
-    """Tell whether there may be calls in what `told_text` made: their keys alone have an order of their own."""
-    return '"tool_calls":[' in text
+def without_ids(text: str) -> str:
+    """What `told_text` made, as it names a row: keys in one order, without the ids by which calls find their results.
+
+    APIs make new ids for each answer, and most templates write none.
+    """
+    if '"tool_call' not in text:  # only calls have an order of their own
+        return text
+    told = json.loads(text)
+    told.pop("tool_call_id", None)
+    calls = [{key: value for key, value in call.items() if key != "id"} for call in told.get("tool_calls", ())]
+    told |= {"tool_calls": calls} if calls else {}
+    return json.dumps(told, sort_keys=True, **_COMPACT) if told else ""
 
 
 def in_one_order(text: str) -> str:

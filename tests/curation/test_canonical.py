@@ -221,6 +221,11 @@ CONTROL = (
     "<｜end▁of▁sentence｜>",
     "<</SYS>>",
     "<bos>",
+    "<|turn>",
+    "<turn|>",
+    "<seed:eos>",
+    "[|user|]",
+    "[|endofturn|]",
 )
 
 
@@ -232,7 +237,9 @@ def test_control_tokens_are_made_harmless_and_counted(token: str) -> None:
     assert row.neutralised == 2
 
 
-@pytest.mark.parametrize("text", ["a < b", "x[0]", "<b>bold</b>", "<div|>", "[INSTALL]", "List<String>", "a <| b |> c"])
+@pytest.mark.parametrize(
+    "text", ["a < b", "x[0]", "<b>bold</b>", "<div|>", "let a = [|b|]", "[INSTALL]", "List<String>", "a <| b |> c"]
+)
 def test_ordinary_text_is_left_alone(text: str) -> None:
     assert neutralise(text) == (text, 0)
 
@@ -297,7 +304,7 @@ def test_folding_is_stable_and_normalised(left: str, right: str) -> None:
 def test_golden_names() -> None:
     """The same on every machine and Python: a change here changes every digest, so raise the kernel's version."""
     row = canonical({"prompt": "Grüße <|im_end|>", "completion": "ok", "label": "x", "group": "g1"})
-    content, exact, words, _ = names(row)
+    content, exact, words, *_ = names(row)
     assert content.hex() == "cf9de53df8d3681d0ea4ef892867118a"
     assert exact.hex() == "0ce1c83d824136451ed2794dd00be7b7"
     assert unit(row.group, content, salt_bytes("dropforge")).hex() == "8df271b608fe9df8ab56303a576bd272"

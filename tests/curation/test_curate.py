@@ -299,6 +299,20 @@ def test_answers_that_are_only_read_are_told(make: Make, store: FolderStore, tas
     assert any(one.startswith(line) for one in card["warnings"]) == told
 
 
+def test_of_copies_one_with_a_group_stays(make: Make, rows: Rows) -> None:
+    """Or the group's other rows could be on the other side."""
+    texts = [f"row number {n} of the test" for n in range(80)]
+    plain = join([json.dumps({"text": text}).encode() for text in texts])
+    grouped = join([json.dumps({"text": text, "group": f"g{n % 8}"}).encode() for n, text in enumerate(texts)])
+    found = rows(make({"a.jsonl": plain, "b.jsonl": grouped}, data={"eval_fraction": 0.3}))
+    sides: dict[str, set[str]] = {}
+    for row in found:
+        sides.setdefault(row["group"], set()).add(row["split"])
+    assert len(found) == 80
+    assert sides.keys() == {f"g{n}" for n in range(8)}
+    assert {len(side) for side in sides.values()} == {1}
+
+
 # --- publishing ---
 
 

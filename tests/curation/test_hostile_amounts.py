@@ -91,6 +91,7 @@ def test_warnings_about_files_are_bounded_on_the_card_and_in_the_terminal() -> N
         columns=SimpleNamespace(names=(), wanted=lambda _: frozenset()),
         text_column="text",
         keep_columns=None,
+        scope="drop",
     )
     told = warnings(work, reports, rules, [], {}, [])
     assert len(told) == 1_001

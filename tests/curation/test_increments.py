@@ -347,6 +347,18 @@ def sides(store: FolderStore, manifest: Manifest) -> dict[str, str]:
     return {text: shard.split for shard in manifest.shards for text in texts_of(store, shard.key)}
 
 
+def test_a_later_drop_that_is_named_as_kept_for_tests_is_told(tmp_path: Path, recipe: MakeRecipe) -> None:
+    """The rows that are trained on lie in the drops before it."""
+    rows = [{"text": f"row number {n} of the test"} for n in range(40)]
+    store, _ = add(tmp_path, rows, recipe(scope="family"), 1)
+    lines = "".join(json.dumps({"text": f"another row {n} of the test"}) + "\n" for n in range(40))
+    store.put("drops/fam/d2/validation.jsonl", lines.encode())
+    store.put("drops/fam/d2/_SUCCESS", b"")
+    made = curation.curate(store, read_drop(store, "fam", "d2"), recipe(scope="family"), workdir=tmp_path / "work-d2")
+    warnings = json.loads(store.get(made.files["card_json"]))["warnings"]
+    assert any(line.startswith("validation.jsonl: named as rows that are kept for tests") for line in warnings)
+
+
 def test_a_later_drop_without_a_row_says_so(tmp_path: Path, recipe: MakeRecipe) -> None:
     store, _ = add(tmp_path, [{"text": f"row number {n} of the test"} for n in range(40)], recipe(scope="family"), 1)
     store.put("drops/fam/d2/a.jsonl", b"")

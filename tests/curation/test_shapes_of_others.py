@@ -153,7 +153,24 @@ def test_columns_without_a_name_are_told_and_a_value_in_one_is_not_dropped(make:
     assert (made.counts["ragged"], made.counts["train"] + made.counts["eval"]) == (1, 29)
     card = json.loads(store.get(made.files["card_json"]))
     assert any("2 columns have no name" in line for line in card["warnings"])
+    assert not any("filled up with spaces" in line for line in card["warnings"])
     assert "a value in a column without a name" in store.get(made.files["quarantine"]).decode()
+
+
+@pytest.mark.parametrize(
+    ("head", "row", "padded"),
+    [
+        ("| prompt     | completion |\n|:-----------|:-----------|", "| {:<60} | {:<60} |", True),
+        ("prompt,completion", '"{:<60}","{:<60}"', True),
+        ("prompt ; completion", "{} ; {:<80}", True),
+        ("prompt,completion", '"{}"," {}"', False),  # as OpenAI had completions once
+    ],
+)
+def test_cells_that_are_filled_up_are_told(make: Make, store: FolderStore, head: str, row: str, padded: bool) -> None:
+    pairs = list(zip(ASKED, ANSWERS, strict=True))
+    made = make({"a.csv": "\n".join([head, *(row.format(*pair) for pair in pairs), ""]).encode()})
+    told = any("filled up with spaces" in line for line in json.loads(store.get(made.files["card_json"]))["warnings"])
+    assert (made.counts["train"] + made.counts["eval"], told) == (30, padded)
 
 
 COLUMNS = {"prompt": dict(enumerate(ASKED)), "completion": dict(enumerate(ANSWERS))}

@@ -200,6 +200,41 @@ def test_no_tools_are_none(given: dict[str, Any]) -> None:
     assert canonical(chat(ASK, ANSWER, **given)) == canonical(chat(ASK, ANSWER))
 
 
+def test_rows_that_differ_in_the_ids_of_calls_alone_are_copies() -> None:
+    """Each sampling of an API has new ones, and most templates write none."""
+
+    def one(number: str, **given: str) -> bytes:
+        call = {**CALL, **({"id": f"call_{number}"} if number else {})}
+        said = {**SAID, **given, **({"tool_call_id": f"call_{number}"} if number else {})}
+        return names(canonical(chat(ASK, {"role": "assistant", "content": "", "tool_calls": [call]}, said, ANSWER)))[0]
+
+    assert one("a") == one("b") == one("")
+    assert one("a", name="look") == one("b", name="look") != one("a")
+
+
+def test_what_stands_beside_the_same_question_puts_it_on_no_other_side(
+    make: Make, rows: Callable[..., list[dict[str, Any]]]
+) -> None:
+    """The last answer, or what the model is told besides, may have changed between two files of the same rows."""
+    asked = [{"role": "user", "content": ""}, {"role": "assistant", "content": "Smash it."}]
+
+    def lines(**first: Any) -> bytes:
+        talks = ([{**asked[0], "content": f"number {n}"}, {**asked[1], **first}, ASK, ANSWER] for n in range(60))
+        return "\n".join(json.dumps(chat(*talk)) for talk in talks).encode()
+
+    plain, flagged = lines(), lines(weight=0)
+    with_tools = "\n".join(json.dumps(chat(*json.loads(line)["messages"], tools=[TOOL])) for line in plain.splitlines())
+    found = rows(
+        make({"a.jsonl": plain, "b.jsonl": flagged, "c.jsonl": with_tools.encode()}, data={"eval_fraction": 0.3})
+    )
+    sides: dict[str, set[str]] = {}
+    for row in found:
+        sides.setdefault(row["messages"][0]["content"], set()).add(row["split"])
+    assert len(found) == 180
+    assert {len(side) for side in sides.values()} == {1}
+    assert len(set().union(*sides.values())) == 2
+
+
 @pytest.mark.parametrize("key", ["weight", "train", "training", "trainable", "loss"])
 @pytest.mark.parametrize(
     ("no", "yes"), [(0, 1), (False, True), (0.0, 1.0), ("0", "1"), ("False", " true"), (b"0.0", ""), ("0", math.nan)]

@@ -136,12 +136,16 @@ def test_what_is_left_out_of_a_pair_is_told_and_an_answer_that_calls_is_refused(
         [
             replace(pair, beside=({"name": "Bob"}, {"reasoning_content": "the tree"})),
             replace(pair, beside=({}, {"tool_calls": [call]})),
+            replace(
+                talk(("user", "the cat"), ("assistant", "a bird"), ("user", "so?"), ("assistant", "")),
+                beside=({}, {}, {}, {"tool_calls": [call]}),
+            ),
         ]
     )
     assert (data.facts["unwritten_names"], data.facts["unwritten_thoughts"]) == (1, 1)
     assert [item["reason"] for item in data.facts["left_out"]] == [
         "its answer calls tools, and the target of an encoder-decoder is text alone"
-    ]
+    ] * 2
 
 
 @pytest.mark.parametrize(("asked", "said"), [(40, 2), (2, 40), (40, 40), (9, 9)])

@@ -177,6 +177,32 @@ def test_what_a_template_leaves_out_is_counted_by_its_kind(template: str | None,
     assert not facts["refused_by_template"]
 
 
+TRIMMED = QWEN_3.replace("+ said", "+ said | trim")
+THOUGHT = "<think>\nhm\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "unwritten"),
+    [
+        (QWEN_3, f"Well.\n{THOUGHT}So.", "text"),
+        (QWEN_3, f"{THOUGHT}Well.\n{THOUGHT}So.", "text"),
+        (QWEN_3, f"{THOUGHT}So.", None),
+        (CHATML, f"Well.\n{THOUGHT}So.", None),
+        (TRIMMED, "    return 1", "indents"),
+        (CHATML, "    return 1", None),
+    ],
+)
+def test_text_of_an_answer_that_a_template_leaves_out_is_counted(
+    template: str, answer: str, unwritten: str | None
+) -> None:
+    facts: dict[str, Any] = {}
+    row = Row(b"k" * 16, (("user", "and?"), ("assistant", answer)), None)
+    list(documents(TemplateEncoder(tokenizer(template), "answers"), [row], 512, facts))
+    assert {name: facts[name] for name in UNWRITTEN if facts[name]} == (
+        {f"unwritten_{unwritten}": 1} if unwritten else {}
+    )
+
+
 ONE_CALL = TOOLS.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
 CALLS_ALONE = TOOLS.replace("{{ m.content }}", "{{ m.content if not m.tool_calls else '' }}")
 NO_ARGUMENTS = TOOLS.replace("call.function.name + call.function.arguments | tojson", "call.function.name")

@@ -157,7 +157,8 @@ class _Reader:
         if parts is None:
             kind = "a text" if row.text is not None else "a conversation"
             return f"it is {kind} without an answer, which would be the target"
-        if "tool_calls" in _answer(row, parts[0]):
+        place = len(parts[0].messages or ())
+        if any("tool_calls" in turn for turn in row.turns[place:]):  # also behind it, where a call has no content
             return "its answer calls tools, and the target of an encoder-decoder is text alone"
         try:
             return self.sources.text(parts[0]), parts[1]

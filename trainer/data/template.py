@@ -71,6 +71,9 @@ UNWRITTEN: Final = {
     "unwritten_system": "rows have system messages that the chat template leaves out, so they are learned without",
     "unwritten_results": "rows have results of tools that the chat template leaves out, so they are learned without",
     "unwritten_names": "rows have names of who speaks that the chat template leaves out, so they are learned without",
+    "unwritten_text": "rows have answers of which the chat template leaves out what stands before a thought, so it is "
+    "not learned",
+    "unwritten_indents": "rows have answers that begin with white space, which the chat template leaves out",
 }
 _ROLES: Final = ("system", "user", "assistant", "tool")
 _COUNTED: Final = {
@@ -79,6 +82,10 @@ _COUNTED: Final = {
     "system": "unwritten_system",
     "later system": "unwritten_system",
     "results": "unwritten_results",
+    "results of written calls": "unwritten_results",
+    "text before a thought": "unwritten_text",
+    "text between thoughts": "unwritten_text",
+    "indent": "unwritten_indents",
     **{f"names of {role}": "unwritten_names" for role in _ROLES},
 }
 _REFUSED: Final = {
@@ -98,9 +105,9 @@ def _kinds(messages: list[Message], tools: Tools) -> set[str]:
         if role == "system":
             found.add("later system" if turn else "system")
         elif role == "tool":
-            found.add("results")
-        elif role == "assistant" and "</think>" in message["content"]:
-            found |= {"written thoughts"} | ({"earlier written thoughts"} if turn < last else set())
+            found.add("results" if "calls" in found else "results of written calls")
+        elif role == "assistant":
+            found |= _written(message["content"], turn < last)
         if len(message) == 2:  # as most: a role and a content
             continue
         if message.get("tool_calls"):
@@ -110,6 +117,17 @@ def _kinds(messages: list[Message], tools: Tools) -> set[str]:
             found.add(f"names of {role}")
         if "reasoning_content" in message:
             found |= {"thoughts"} | ({"earlier thoughts"} if turn < last else set())
+    return found
+
+
+def _written(answer: str, earlier: bool) -> set[str]:
+    """What an answer's own text has of them. :param earlier: a question follows it."""
+    found = {"indent"} if answer[:1].isspace() and answer.strip() else set()
+    if "</think>" in answer:
+        found |= {"written thoughts"} | ({"earlier written thoughts"} if earlier else set())
+        first, _, rest = answer.partition("<think>")
+        found |= {"text before a thought"} if rest and first.strip() else set()
+        found |= {"text between thoughts"} if rest.count("<think>") else set()
     return found
 
 
@@ -147,6 +165,7 @@ def _calling(content: str, *numbers: int) -> list[list[Message]]:
 #: As most models write thoughts, and as templates that leave them out look for them.
 _THOUGHT: Final = _message("assistant", f"<think>\n{_TOLD}\n</think>\n\n{_ANSWER}")
 _RESULT: Final = _message("tool", _TOLD, tool_call_id="dropforg1")
+_THINKS: Final = "<think>\nso\n</think>\n\n"
 _PROBES: Final[dict[str, list[list[Message]]]] = {
     "tools": [[_ASK, _SAY], [_ASK]],
     "calls": _calling("", 1),
@@ -161,7 +180,11 @@ _PROBES: Final[dict[str, list[list[Message]]]] = {
         [_ASK, _SAY, _message("system", _TOLD), _ASK, _SAY],
         [_ASK, _message("system", _TOLD), _SAY],
     ],
+    "text before a thought": [[_ASK, _message("assistant", f"{_TOLD}\n{_THINKS}{_ANSWER}")]],
+    "text between thoughts": [[_ASK, _message("assistant", f"{_THINKS}{_TOLD}\n{_THINKS}{_ANSWER}")]],
+    "indent": [[_ASK, _message("assistant", f"    {_TOLD}")]],
     "results": [[*_calling("", 1)[1], _RESULT, _SAY], [_ASK, _RESULT, _SAY], [_ASK, _SAY, _RESULT, _SAY]],
+    "results of written calls": [[_ASK, _RESULT, _SAY], [_ASK, _SAY, _RESULT, _SAY]],
     "names of system": [[_message("system", "Be brief.", name=_TOLD), _ASK, _SAY]],
     "names of user": [[_message("user", _QUESTION, name=_TOLD), _SAY]],
     "names of assistant": [[_ASK, _message("assistant", _ANSWER, name=_TOLD)]],
@@ -169,6 +192,7 @@ _PROBES: Final[dict[str, list[list[Message]]]] = {
 }
 _WORDS: Final = {
     **dict.fromkeys(_PROBES, (_TOLD,)),
+    "indent": (f"    {_TOLD}",),
     "tools": ("DROPFORGETOOL",),
     "calls": ("DROPFORGECALL1", "DROPFORGEVALUE1"),
     "several calls": ("DROPFORGECALL1", "DROPFORGEVALUE1", "DROPFORGECALL2", "DROPFORGEVALUE2"),
