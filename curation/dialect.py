@@ -88,7 +88,7 @@ def is_table(body: bytes, names: Container[str]) -> bool:
     mark = said or separator(header)
     if len(header) > _LONGEST or mark.encode() not in header or mark.encode() not in row:
         return False
-    cells = next(csv.reader([header.decode("utf-8", "replace")], delimiter=mark, skipinitialspace=True), [])
+    cells = _named(header, mark)
     return sum(cell.strip().lower() in names for cell in cells) > 1
 
 
@@ -141,8 +141,8 @@ def told(head: bytes) -> list[str]:
     first = next(lines, b"")
     said = said_separator(first)
     header = first if said is None else next(lines, b"")
-    text, mark = header.decode("utf-8", "replace"), said or separator(header)
-    names = next(csv.reader([text], delimiter=mark, skipinitialspace=True), [])
+    mark = said or separator(header)
+    names = _named(header, mark)
     bare = sum(not name.strip() for name in names)
     found = []
     if bare > 1:  # a single one may be pandas' index
@@ -150,7 +150,7 @@ def told(head: bytes) -> list[str]:
             f"{bare} columns have no name; they are skipped, and a row with a value in one of them cannot be used"
         )
     whole = [line.rstrip(b"\r").decode("utf-8", "replace") for line in lines][:-1]  # the last one may be cut
-    if _is_padded(list(csv.reader(whole[:_LOOKED_AT], delimiter=mark))):
+    if _is_padded(_cells(whole[:_LOOKED_AT], mark)):
         found.append(
             "cells are filled up with spaces, as in Markdown's tables and columns of a fixed width, which are learned "
             "with them; write the texts alone"
@@ -160,6 +160,19 @@ def told(head: bytes) -> list[str]:
 
 #: Rows that are looked at for it.
 _LOOKED_AT: Final = 20
+
+
+def _named(header: bytes, mark: str) -> list[str]:
+    """The names in the line that has them."""
+    return next(iter(_cells([header.decode("utf-8", "replace")], mark, spaced=True)), [])
+
+
+def _cells(lines: Sequence[str], mark: str, *, spaced: bool = False) -> list[list[str]]:
+    """The cells of lines; none where a line has a carriage return within it. :param spaced: spaces may follow a mark."""
+    try:
+        return list(csv.reader(lines, delimiter=mark, skipinitialspace=spaced))
+    except csv.Error:
+        return []
 
 
 def _is_padded(rows: Sequence[Sequence[str]]) -> bool:

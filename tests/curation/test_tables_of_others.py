@@ -582,6 +582,13 @@ def test_a_text_that_begins_like_a_table_is_none(make: Make, rows: Rows, text: s
     assert len(rows(made)) == 20
 
 
+def test_a_carriage_return_among_the_names_of_columns_harms_no_other_file(make: Make, rows: Rows) -> None:
+    bad = {"b.csv": b"prom\rpt,completion\n1,2\n3,4\n", "c.txt": b"prom\rpt,completion\n1,2\n3,4\n"}
+    made = make({"a.jsonl": LINES, **bad})
+    assert set(chats(rows(make({"a.jsonl": LINES}, "d2")))) <= set(chats(rows(made)))
+    assert made.counts["bad_quotes"] >= 1
+
+
 def test_columns_that_are_folders_are_told_where_no_row_has_them(make: Make, store: FolderStore) -> None:
     files = {f"label={label}/year=2026/part-{label}.jsonl": LINES.replace(b"What", label.encode()) for label in "abcd"}
     told = "folders hold the values of a column `label` (a, b, c and 1 more) that no row has: write it there"
