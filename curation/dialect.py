@@ -168,7 +168,7 @@ def _named(header: bytes, mark: str) -> list[str]:
 
 
 def _cells(lines: Sequence[str], mark: str, *, spaced: bool = False) -> list[list[str]]:
-    """The cells of lines; none where a line has a carriage return within it. :param spaced: spaces may follow a mark."""
+    """The cells of lines; none if one has a carriage return within it. :param spaced: spaces may follow a mark."""
     try:
         return list(csv.reader(lines, delimiter=mark, skipinitialspace=spaced))
     except csv.Error:
