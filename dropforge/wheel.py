@@ -159,7 +159,7 @@ def _opened(path: Path) -> zipfile.ZipFile:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        raise zipfile.BadZipFile("its directory lies before its beginning") from None
+        raise zipfile.BadZipFile("its directory is before its beginning") from None
 
 
 def _check(name: str, archive: zipfile.ZipFile) -> None:

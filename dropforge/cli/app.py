@@ -64,7 +64,7 @@ _UNNAMED: Final = {
     errno.EDQUOT: MENDS[errno.EDQUOT],
     errno.EFBIG: MENDS[errno.EFBIG],
     errno.EPIPE: "Let the program that reads it run until its end",
-    errno.EIO: "See to the disk that it lies on",
+    errno.EIO: "See to the disk that it is on",
 }
 app = typer.Typer(
     name="dropforge",

@@ -84,6 +84,7 @@ def test_what_is_copied_is_there(image: Dockerfile) -> None:
 def test_what_is_not_the_image_s_business_stays_out_of_the_context() -> None:
     ignored = (REPOSITORY / ".dockerignore").read_text().splitlines()
     assert {".git", ".venv", ".dropforge", ".env"} <= set(ignored)
+    assert {"backup", "*.key", "*.lock"} <= set(ignored)  # what the pages have people make in a clone
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     sent = [
         path

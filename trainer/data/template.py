@@ -71,7 +71,7 @@ UNWRITTEN: Final = {
     "unwritten_system": "rows have system messages that the chat template leaves out, so they are learned without",
     "unwritten_results": "rows have results of tools that the chat template leaves out, so they are learned without",
     "unwritten_names": "rows have names of who speaks that the chat template leaves out, so they are learned without",
-    "unwritten_text": "rows have answers of which the chat template leaves out what stands before a thought, so it is "
+    "unwritten_text": "rows have answers of which the chat template leaves out what comes before a thought, so it is "
     "not learned",
     "unwritten_indents": "rows have answers that begin with white space, which the chat template leaves out",
 }
