@@ -6,13 +6,14 @@ every unit keeps the side that it had.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 from curation import increments
 from curation.engines.choice import choose, opened
-from curation.explain import explain, named_row
+from curation.explain import Fate, explain, named_row
 from curation.forgotten import group_names
 from curation.holders import Held, groups, held
 from curation.pipeline import Desk, follow, prepared, step
@@ -52,17 +53,20 @@ def again(
 
 def _mend_sides(desk: Desk, version: Manifest, rules: Rules) -> None:
     """Make again what versions left whose sides later ones kept, the oldest first, as far as the rules are the same."""
-    chain: list[Manifest] = []
-    while digest := version.rules.get("sides_of"):
-        version = increments.read(desk.store, version.family, digest)
-        if increments.shared(version.rules) != increments.shared(rules.facts()):
-            break
-        chain.append(version)
-    for old in reversed(chain):
+    same = increments.shared(rules.facts())
+    older = [*takewhile(lambda old: increments.shared(old.rules) == same, _before(desk.store, version))]
+    for old in reversed(older):
         forgotten, sides_of = tuple(old.rules.get("forgotten", ())), old.rules.get("sides_of", "")
         made = None
         for drop in increments.drops(desk.store, old):
             made = step(desk, drop, replace(rules, forgotten=forgotten, sides_of=sides_of), made, repair=True)
+
+
+def _before(store: Store, version: Manifest) -> Iterator[Manifest]:
+    """Versions whose sides were kept, by this one and by each in turn. :raises DataError: if one is gone."""
+    while digest := version.rules.get("sides_of"):
+        version = increments.read(store, version.family, digest)
+        yield version
 
 
 def _forgetting(rules: Rules, before: Manifest, name: bytes | None) -> Rules:
@@ -100,20 +104,17 @@ def key_of(store: Store, family: str, row: str) -> bytes:
     named = named_row(row)
     if isinstance(named, bytes):
         return named
-    version, found = newest(store, family).manifest, dict[str, str]()
-    fates = explain(store, version, row)
-    while True:
-        found |= {fate.key: fate.file for fate in fates if fate.key}
-        gone = any(fate.end == Filtered.FORGOTTEN and not fate.key for fate in fates)
-        before = version.rules.get("sides_of")
-        if not gone or not before:
-            break
-        # The ledger keeps no key of a forgotten row; the version before it was forgotten has one.
-        version = increments.read(store, family, before)
+    head = newest(store, family).manifest
+    fates = explain(store, head, row)
+    found = {fate.key: fate.file for fate in fates if fate.key}
+    older = _before(store, head)
+    # The ledger keeps no key of a forgotten row; the version before it was forgotten has one.
+    while (gone := any(map(_is_gone, fates))) and (version := next(older, None)) is not None:
         try:
             fates = explain(store, version, row)
         except DataError:  # its drop came later
             break
+        found |= {fate.key: fate.file for fate in fates if fate.key}
     if len(found) != 1:
         none = "it is forgotten, and no version says by which content" if gone else "the row has no content"
         cause = "several drops have such a row" if found else none
@@ -121,6 +122,10 @@ def key_of(store: Store, family: str, row: str) -> bytes:
         mend = f"Name it as `drops/{family}/DROP/FILE:LINE`, or by its content key{told}"
         raise DataError(f"row {row!r}", cause, mend)
     return bytes.fromhex(next(iter(found)))
+
+
+def _is_gone(fate: Fate) -> bool:
+    return fate.end == Filtered.FORGOTTEN and not fate.key
 
 
 __all__ = ["Held", "again", "groups", "held", "key_of", "name_of", "newest"]

@@ -317,7 +317,7 @@ def nothing(
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     thing = f"drop {drop.family}/{drop.drop} ({shown or 'no files'})"
     if not counts:
-        skipped = [f"{name} is skipped, because {why}" for name, why in sorted(passed.items())]
+        skipped = [f"{name} is skipped, because {reason}" for name, reason in sorted(passed.items())]
         cause = "; ".join(["its files hold no row", *first_of(skipped, _FILES, "files")])
         how = "; a file that holds some takes another name" if passed else ", for example JSON lines"
         return NoUsableRowError(thing, cause, f"Upload files with rows{how}")

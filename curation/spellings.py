@@ -174,9 +174,8 @@ def called_alike(names: Collection[str], there: Collection[str]) -> dict[str, st
     for name in sorted(there, reverse=True) if lost else ():
         file = name.rpartition("/")[2]
         found |= {_folded(file.partition(".")[0]): name, _folded(file): name, _folded(name): name}
-    return {
-        name: found.get(_folded(name), "") for name in sorted(lost, key=lambda name: (_folded(name) not in found, name))
-    }
+    meant = {name: found.get(_folded(name), "") for name in sorted(lost)}
+    return dict(sorted(meant.items(), key=lambda item: not item[1]))
 
 
 def stands_at_end(label: str, text: str) -> bool:

@@ -85,12 +85,12 @@ def _look(text: str, name: str) -> tuple[str, str] | None:
             return f"looks like {what}", mend
     if _NAMED.fullmatch(name) and _KEY.match(text):
         return "looks like YAML", _LINES
-    lines = [line.strip(" \t\r") for line in text.split("\n")[:-1] if line.strip()]  # the last one may be cut
-    if len(lines) <= _ROWS:
+    rows = [line.strip(" \r") for line in text.split("\n")[:-1] if line.strip()]  # the last one may be cut
+    if len(rows) <= _ROWS:
         return None
-    cells = [line.strip(" \r") for line in text.split("\n")[:-1] if line.strip()]  # the outer ones may be empty
+    lines = [row.strip(" \t\r") for row in rows]  # without outer cells that are empty
     for mark in "\t\x01":
-        if len({line.count(mark) for line in cells}) == 1 and any(mark in line for line in lines):
+        if len({row.count(mark) for row in rows}) == 1 and any(mark in line for line in lines):
             return "looks like a table whose first line names no columns", _TABLE
     if all(map(_WITHIN.search, lines)):
         return "has JSON in each line", _ALONE

@@ -265,6 +265,8 @@ class _Patience:
         return _PAUSE if now - began < self._seconds and not _Patience.over else None
 
 
+#: What to do where something else answers in the place of S3.
+NO_S3: Final = "Look what answers there: AWS_ENDPOINT_URL names it"
 _LISTED: Final = {"Key", "Size", "ETag", "LastModified"}
 
 
@@ -364,8 +366,7 @@ class S3Store:
             raise self._strange("listing", error) from error
 
     def _strange(self, what: str, error: Exception) -> DropforgeError:
-        mend = "Look what answers there: AWS_ENDPOINT_URL names it"
-        return DropforgeError(f"bucket {self.bucket}", f"S3 answers no {what} ({error!r:.200})", mend)
+        return DropforgeError(f"bucket {self.bucket}", f"S3 answers no {what} ({error!r:.200})", NO_S3)
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         return {item.key: item.size for item in self.list(prefix)}

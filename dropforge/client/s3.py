@@ -11,6 +11,7 @@ from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
 
 from dropforge.errors import DropforgeError
+from dropforge.store import NO_S3
 
 
 @contextmanager
@@ -28,8 +29,7 @@ def asking_s3() -> Iterator[None]:
         # botocore follows a redirect by asking for the bucket's region, and each redirect of that too.
         if not any(frame.name == "redirect_from_error" for frame in extract_tb(error.__traceback__)):
             raise
-        mend = "Look what answers there: AWS_ENDPOINT_URL names it"
-        raise DropforgeError(_address(), "it sends each request elsewhere", mend) from None
+        raise DropforgeError(_address(), "it sends each request elsewhere", NO_S3) from None
 
 
 def _address() -> str:

@@ -140,9 +140,13 @@ def test_what_is_left_out_of_a_pair_is_told_and_an_answer_that_calls_is_refused(
                 talk(("user", "the cat"), ("assistant", "a bird"), ("user", "so?"), ("assistant", "")),
                 beside=({}, {}, {}, {"tool_calls": [call]}),
             ),
+            replace(  # a call that is not to be learned is none that is lost
+                talk(("user", "the cat"), ("assistant", "a bird"), ("user", "so?"), ("assistant", "")),
+                beside=({}, {}, {}, {"tool_calls": [call], "train": False}),
+            ),
         ]
     )
-    assert (data.facts["unwritten_names"], data.facts["unwritten_thoughts"]) == (1, 1)
+    assert (data.facts["unwritten_names"], data.facts["unwritten_thoughts"], data.facts["documents"]) == (1, 1, 2)
     assert [item["reason"] for item in data.facts["left_out"]] == [
         "its answer calls tools, and the target of an encoder-decoder is text alone"
     ] * 2

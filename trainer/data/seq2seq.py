@@ -157,8 +157,9 @@ class _Reader:
         if parts is None:
             kind = "a text" if row.text is not None else "a conversation"
             return f"it is {kind} without an answer, which would be the target"
-        place = len(parts[0].messages or ())
-        if any("tool_calls" in turn for turn in row.turns[place:]):  # also behind it, where a call has no content
+        # Also behind it, where a call has no content.
+        place, silent = len(parts[0].messages or ()), row.silent
+        if any("tool_calls" in said for turn, said in enumerate(row.turns) if turn >= place and turn not in silent):
             return "its answer calls tools, and the target of an encoder-decoder is text alone"
         try:
             return self.sources.text(parts[0]), parts[1]

@@ -165,6 +165,7 @@ def _calling(content: str, *numbers: int) -> list[list[Message]]:
 #: As most models write thoughts, and as templates that leave them out look for them.
 _THOUGHT: Final = _message("assistant", f"<think>\n{_TOLD}\n</think>\n\n{_ANSWER}")
 _RESULT: Final = _message("tool", _TOLD, tool_call_id="dropforg1")
+_UNCALLED: Final = [[_ASK, _RESULT, _SAY], [_ASK, _SAY, _RESULT, _SAY]]
 _THINKS: Final = "<think>\nso\n</think>\n\n"
 _PROBES: Final[dict[str, list[list[Message]]]] = {
     "tools": [[_ASK, _SAY], [_ASK]],
@@ -183,8 +184,8 @@ _PROBES: Final[dict[str, list[list[Message]]]] = {
     "text before a thought": [[_ASK, _message("assistant", f"{_TOLD}\n{_THINKS}{_ANSWER}")]],
     "text between thoughts": [[_ASK, _message("assistant", f"{_THINKS}{_TOLD}\n{_THINKS}{_ANSWER}")]],
     "indent": [[_ASK, _message("assistant", f"    {_TOLD}")]],
-    "results": [[*_calling("", 1)[1], _RESULT, _SAY], [_ASK, _RESULT, _SAY], [_ASK, _SAY, _RESULT, _SAY]],
-    "results of written calls": [[_ASK, _RESULT, _SAY], [_ASK, _SAY, _RESULT, _SAY]],
+    "results": [[*_calling("", 1)[1], _RESULT, _SAY], *_UNCALLED],
+    "results of written calls": _UNCALLED,
     "names of system": [[_message("system", "Be brief.", name=_TOLD), _ASK, _SAY]],
     "names of user": [[_message("user", _QUESTION, name=_TOLD), _SAY]],
     "names of assistant": [[_ASK, _message("assistant", _ANSWER, name=_TOLD)]],
