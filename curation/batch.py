@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from curation.canonical import Row
 from curation.columns import binaries, booleans, integers, offsets, strings
+from curation.continued import BEGINNINGS
 from curation.fingerprint import TEXTS
 from curation.phrases import asked, numbers
 from curation.task import Task
@@ -71,6 +72,7 @@ class Batch:
     priorities: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
     beside: list[tuple[str, ...]] = field(default_factory=list)
+    beginnings: list[tuple[bytes, bytes | None, bytes]] = field(default_factory=list)
     weight: int = 0
 
     def add(
@@ -85,6 +87,7 @@ class Batch:
         priority: int,
         kind: int,
         question: bytes | None,
+        beginnings: Sequence[bytes] = (),
     ) -> None:
         chars = row.chars
         columns = self.columns
@@ -114,11 +117,14 @@ class Batch:
         self.beside.append(row.beside)
         self.priorities.append(priority)
         self.kinds.append(kind)
+        self.beginnings += [
+            (name, following, whole) for name, following in zip(beginnings, [*beginnings[1:], None], strict=False)
+        ]
         # UTF-8 needs up to four bytes a character; Arrow's 32-bit offsets must never overflow.
         for text in (row.extras, row.label, row.source, row.group):
             if text is not None:
                 chars += len(text)
-        self.weight += 4 * chars + 200 + 100 * len(row.roles)
+        self.weight += 4 * chars + 200 + 150 * len(row.roles)
         if (near := task.rules.near) is not None:
             self.weight += near.bands * (24 + 4 * near.rows)
 
@@ -126,6 +132,10 @@ class Batch:
         file, position, reason, detail, head = zip(*self.faults, strict=True)
         arrays = [integers(file), integers(position), strings(reason), strings(detail), binaries(head)]
         return pa.RecordBatch.from_arrays(arrays, schema=FAULTS)
+
+    def begun(self) -> pa.RecordBatch:
+        """What conversations that others continue are found by."""
+        return pa.RecordBatch.from_arrays([*map(binaries, zip(*self.beginnings, strict=True))], schema=BEGINNINGS)
 
     def compared(self) -> pa.RecordBatch:
         """What near duplicates are found by. Many rows share system message and tools, which makes none a duplicate."""

@@ -14,7 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from curation import caps, conflicts, near
+from curation import caps, conflicts, continued, near
 from curation.engines.tables import Tables
 from curation.task import PRINTED, Rules, Task
 
@@ -29,6 +29,11 @@ MET: Final = """
 create table met as
 select o.key, o.unit, o.of_file, o.of_position
 from old_winners o join (select distinct key from rows) r on o.key = r.key
+"""
+#: Its copies in this drop that name another group.
+COPIED: Final = """
+create table copied as
+select distinct r.key, r.unit from rows r join met o on r.key = o.key where r.unit <> o.unit
 """
 #: Rows with one key that is new: the smallest rank survives, whatever the order of files and workers.
 WINNERS: Final = """
@@ -49,14 +54,16 @@ KEPT: Final = {
 TIES: Final = """
 create table ties as
 select distinct k.key, k.unit
-from (select key, unit from kept union all select key, unit from met) k
+from (select key, unit from kept union all select key, unit from met union all select key, unit from copied) k
 join (select a.key
-      from (select key, unit from kept union all select key, unit from met) a
+      from (select key, unit from kept union all select key, unit from met union all select key, unit from copied) a
       group by a.key having min(a.unit) <> max(a.unit)) m on k.key = m.key
 union all
 select key, unit from linked
 union all
 select key, unit from alike
+union all
+select key, unit from threaded
 """
 LABELS: Final = "create table labels_0 as select unit, min(unit) as label from ties group by unit"
 SPREAD: Final = """
@@ -213,9 +220,10 @@ def load(
     """
     tables.view("rows", [task.rows for task in tasks])
     tables.view("faults", [task.faults for task in tasks])
+    tables.view("beginnings", [task.beginnings for task in tasks])
     for name in PRINTED if rules.near else ():
         tables.view(name, [task.printed(name) for task in tasks])
-    nothing = NOTHING | conflicts.NOTHING | (near.NOTHING if rules.near else {})
+    nothing = NOTHING | conflicts.NOTHING | continued.NOTHING | (near.NOTHING if rules.near else {})
     if caps_file is not None:
         tables.view("caps", [caps_file])
         nothing |= caps.NOTHING
@@ -232,12 +240,14 @@ def settle(tables: Tables, rules: Rules, *, trained: bool = False, evaluated: bo
     :param trained: and :param evaluated: whether earlier drops left rows on that side.
     """
     tables.do(MET)
+    tables.do(COPIED)
     tables.do(WINNERS)
     conflicts.settle(tables, rules.label_conflicts, rules.exact_duplicates)
     near.settle(tables, rules.near, remember=rules.scope == "family")
     tables.do(KEPT[rules.exact_duplicates])
     caps.settle(tables, asked=bool(rules.max_rows_per_source))
     tables.do(conflicts.ALIKE)
+    continued.settle(tables)
     tables.do(TIES)
     tables.do(COMPONENTS.format(now=_tie(tables)))
     tables.do(COLOURED)

@@ -29,29 +29,35 @@ def _words(text: str) -> list[str]:
     return composed(text).split()
 
 
-def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None]:
-    """(content key, exact name, words, input, asked): names of 16 bytes each, and how many runs without white space.
+def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list[bytes]]:
+    """(content key, exact name, words, input, asked, beginnings): names of 16 bytes each, and how many runs without
+    white space.
 
     The key covers roles, folded text, and what messages say beside it but for ids of calls, in whichever order its keys
     are; the exact name covers all that, label, source, group and extras as they are. The input names what comes before
-    the last answer, if there is one, and `asked` the roles and texts of that alone.
+    the last answer, if there is one, and `asked` the roles and texts of that alone. The beginnings are roles and texts
+    up to each answer, the last one behind the others; of a row that is no more than one answer its key is their name.
     """
     # Folding removes U+001E and U+001F, so the joined form can be taken apart again and no two rows share it.
     texts = [_words(text) for text in (row.contents if row.text is None else (row.text,))]
+    beginnings: list[bytes] = []
     if row.text is None:
         plain = turns = [f"{role}\x1f{' '.join(words)}" for role, words in zip(row.roles, texts, strict=True)]
         if row.beside:  # JSON text, which holds neither of these characters
             besides = map(without_ids, row.beside)
-            turns = [f"{turn}\x1f{more}" if more else turn for turn, more in zip(turns, besides, strict=True)]
+            turns = [f"{turn}\x1f{said}" if said else turn for turn, said in zip(turns, besides, strict=True)]
         asked = _last_answer(row.roles)
         tools = "m" if row.tools is None else f"n{_tools(row.tools)}\x1e"
         before, after = tools + "\x1e".join(turns[:asked]), "\x1e".join(turns[asked:])
         state = blake2b(before.encode(), digest_size=KEY_BYTES)
         question = side = state.digest() if asked else None
-        if asked and (turns is not plain or row.tools is not None):
+        more = turns is not plain or row.tools is not None
+        if asked and more:
             side = _hash(("m" + "\x1e".join(plain[:asked])).encode())
         state.update((f"\x1e{after}" if asked else after).encode())
         key = state.digest()
+        if asked and (more or asked + 1 < len(plain) or "assistant" in row.roles[:asked]):
+            beginnings = _beginnings(row.roles, plain)
     else:
         key, question, side = _hash(f"t{' '.join(texts[0])}".encode()), None, None
     parts = (*row.roles, *row.contents, row.text, row.label, row.source, row.group)
@@ -60,7 +66,16 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None]:
     if row.beside:
         parts = (*parts, row.tools, *row.beside)
     exact = "".join(["-" if part is None else f"{len(part)}:{part}" for part in parts])
-    return key, _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts)), question, side
+    return key, _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts)), question, side, beginnings
+
+
+def _beginnings(roles: tuple[str, ...], turns: list[str]) -> list[bytes]:
+    state, found = blake2b(b"m", digest_size=KEY_BYTES), []
+    for number, (role, turn) in enumerate(zip(roles, turns, strict=True)):
+        state.update(f"\x1e{turn}".encode() if number else turn.encode())
+        if role == "assistant" and number:
+            found.append(state.digest())
+    return found
 
 
 def _tools(text: str) -> str:

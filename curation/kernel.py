@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from curation.batch import FAULTS, ROWS, Batch
 from curation.canonical import PICTURES, Row, canonical, has_pictures
+from curation.continued import BEGINNINGS
 from curation.dialect import Quotes
 from curation.encodings import Fallback
 from curation.extras import Extras, scrubbed
@@ -84,6 +85,7 @@ class _Files:
         kinds: dict[Path, tuple[pa.Schema, dict[str, Any]]] = {
             task.rows: (ROWS, row_options),
             task.faults: (FAULTS, {"compression": "lz4"}),
+            task.beginnings: (BEGINNINGS, {"compression": "none", "use_dictionary": ["unit"]}),
         }
         for name, schema in PRINTED.items() if self.near else ():
             # Hashes do not shrink; places come many times in a row.
@@ -100,11 +102,13 @@ class _Files:
                 _part(path).replace(path)
 
     def write(self, batch: Batch, report: Report) -> None:
-        rows, faults, *printed = self.writers.values()
+        rows, faults, beginnings, *printed = self.writers.values()
         if batch.valid:
             rows.write_batch(batch.rows())
         if batch.faults:
             faults.write_batch(batch.faulty())
+        if batch.beginnings:
+            beginnings.write_batch(batch.begun())
         if batch.valid and self.near:
             prints = fingerprints(batch.compared(), self.near)
             report.short += prints.short
@@ -136,6 +140,7 @@ class Curated(NamedTuple):
     priority: int
     kind: int
     question: bytes | None
+    beginnings: list[bytes]
 
 
 def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
@@ -185,14 +190,15 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
         masked = row._replace(label=label, source=source, group=shown, extras=extras, beside=beside, tools=tools)
         report.masked += masked != row
         row = masked
-    key, exact, words, question, asked = names(row)
+    key, exact, words, question, asked, beginnings = names(row)
     question = key if labels else question
     # Of what is asked: it never stands on both sides. Two groups may share a mask, and stay two.
     side = unit(group, key if labels or asked is None else asked, salt)
     key = labelled(key, row.label) if labels else key
     # Of copies one with a group stays: the others of its group are on its side.
     name = rank(exact, side, task.file, item.position, 2 * priority + (group is None))
-    return Curated(item.position, row, key, name, side, words, priority, kind(row.label) if labels else 0, question)
+    number, beginnings = (kind(row.label), []) if labels else (0, beginnings)
+    return Curated(item.position, row, key, name, side, words, priority, number, question, beginnings)
 
 
 def _count(counts: dict[str, int], name: str) -> None:

@@ -97,6 +97,18 @@ def not_as_meant(reports: Sequence[tuple[Task, Report]], rules: Rules, keys: Map
     return lines
 
 
+def begun(conversations: int, rules: Rules) -> list[str]:
+    """What is told of conversations that are the beginning of others."""
+    if not conversations or rules.task == "sequence-to-sequence":  # which learns the last answer alone
+        return []
+    told = "is the beginning of another" if conversations == 1 else "are the beginning of others"
+    return [
+        f"{counted(conversations, 'conversation')} {told}, as in a log whose `messages` grow: answers are learned once "
+        "in each row that has them, and such rows are on one side; keep the longest of each, or mark earlier answers "
+        "with `train: false`"
+    ]
+
+
 def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
     """Rows of files by what is told of them where so many have it that it is how the file was written: one may be what
     somebody said."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from curation import caps, conflicts, exchange, near
+from curation import caps, conflicts, continued, exchange, near
 from curation.engines.tables import Tables
 from curation.shards import file_sha256
 from curation.task import Rules
@@ -29,19 +29,21 @@ from dropforge.store import MissingObjectError, Store
 
 _PLACES: Final = ("place", "key", "file", "position", "unit", "kind", "size", "gone")
 _KINDS: Final = {
-    **dict.fromkeys(("key", "unit", "input"), pa.binary()),
+    **dict.fromkeys(("key", "unit", "input", "name", "following"), pa.binary()),
     **dict.fromkeys(("side", "gone", "ended"), pa.int32()),
     "source": pa.string(),
 }
 #: `old_winners`: content keys, and the row that stands for each, if one does; `colours`: units and their sides;
-#: `old_inputs`: inputs with their answers; `old_sources`: rows of sources that have a cap. With near duplicates:
-#: `old_places`, rows by rank; `old_bands`, heads of buckets; `old_shingles`, those of the heads.
+#: `old_inputs`: inputs with their answers; `old_beginnings`: of conversations; `old_sources`: rows of sources that have
+#: a cap. With near duplicates: `old_places`, rows by rank; `old_bands`, heads of buckets; `old_shingles`, those of the
+#: heads.
 SCHEMAS: Final = {
     table: pa.schema([(name, _KINDS.get(name, pa.int64())) for name in names])
     for table, names in {
         "old_winners": ("key", "unit", "of_file", "of_position"),
         "colours": ("unit", "side"),
         "old_inputs": ("input", "key", "unit", "of_file", "of_position", "ended"),
+        "old_beginnings": ("name", "following", "unit"),
         "old_sources": ("source", "held"),
         "old_places": _PLACES,
         "old_bands": ("bucket", "place"),
@@ -55,7 +57,9 @@ _FETCHERS: Final = 8
 def write(tables: Tables, rules: Rules, folder: Path, files: int) -> dict[str, Path]:
     """Files of what this drop leaves, by table. :param files: how many earlier drops had."""
     folder.mkdir(parents=True, exist_ok=True)
-    statements = exchange.REMEMBERED | conflicts.REMEMBERED | (near.REMEMBERED if rules.near else {})
+    statements = (
+        exchange.REMEMBERED | conflicts.REMEMBERED | continued.REMEMBERED | (near.REMEMBERED if rules.near else {})
+    )
     statements |= caps.REMEMBERED if rules.max_rows_per_source else {}
     made = {}
     for name, statement in statements.items():

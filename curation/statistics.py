@@ -48,6 +48,7 @@ class Statistics:
     :param contested: `inputs` of the drop with several labels or answers, its `rows` of them, and `examples`.
     :param near: near duplicates that went, least similar first, each with the row that stayed.
     :param unmet: rows that stayed in a bucket with so many others that they were compared with its first ones alone.
+    :param continued: conversations that are the beginning of others.
     :param suspicious: of sources that raise an alarm the rows, those with control tokens, and those with invisible or
         reordering characters; copies count.
     :param truths: labels that may be truth values, with their rows.
@@ -85,6 +86,7 @@ class Statistics:
     touched: dict[str, int] = field(default_factory=dict)
     near: list[dict[str, Any]] = field(default_factory=list)
     unmet: int = 0
+    continued: int = 0
     contested: dict[str, Any] = field(default_factory=dict)
     truths: dict[str, int] = field(default_factory=dict)
     suspicious: list[tuple[str, int, int, int]] = field(default_factory=list)
@@ -186,6 +188,7 @@ def measure(
         touched=touched,
         near=_near(tables, files),
         unmet=tables.one("select unmet from unmet")[0],
+        continued=tables.one("select count(*) from continued")[0],
         suspicious=_suspicious(tables, top),
         repeated=[(shown_name(item[0]), *item[1:]) for item in repeated(tables, _KEPT, top)],
         classes=classes,

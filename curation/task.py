@@ -21,7 +21,7 @@ from curation.schema import Columns as Counted
 from curation.streams import DEFAULT_LIMITS, Limits
 
 #: Raised when the meaning of a row, key or split changes: part of the rules, so of the digest.
-VERSION: Final = 5
+VERSION: Final = 6
 
 #: What is written of each row besides, where near duplicates are asked for.
 PRINTED: Final = {"prints": PRINTS, "bands": BANDS, "shingles": SHINGLES}
@@ -146,6 +146,10 @@ class Task:
     def printed(self, name: str) -> Path:
         """Where fingerprints lie. :param name: one of `PRINTED`."""
         return self.folder / f"{self.id}.{name}.parquet"
+
+    @property
+    def beginnings(self) -> Path:
+        return self.folder / f"{self.id}.beginnings.parquet"
 
     @property
     def report(self) -> Path:

@@ -21,6 +21,7 @@ _CONTROL: Final = re.compile(
     r"|(?:extra|reserved|unused)_?[a-z_]*\d+>)"
     r"|\[(?=\|(?:system|user|assistant|tool|endofturn)\|\])"  # EXAONE's
     r"|\[(?=/?(?:INST|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|SYSTEM_PROMPT|TOOL_CONTENT|IMG|PREFIX|SUFFIX|MIDDLE)\])"
+    r"|\](?=~b\]|~!b\[|![pd]~\[|<\][a-z ]{1,32}\[>\[)|\[(?=e~\[)"  # MiniMax's
     # Byte-level tokens of SentencePiece.
     r"|<(?=0x[0-9A-F]{2}>)"
 )
@@ -32,7 +33,7 @@ _INVISIBLE: Final = re.compile("[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f
 
 def neutralise(text: str) -> tuple[str, int]:
     """The text with every control token's first character followed by a space, and how many there were."""
-    if "<" not in text and "[" not in text:
+    if "<" not in text and "[" not in text and "]" not in text:
         return text, 0
     return _CONTROL.subn(lambda match: match.group() + " ", text)
 

@@ -226,6 +226,10 @@ CONTROL = (
     "<seed:eos>",
     "[|user|]",
     "[|endofturn|]",
+    "]~b]",
+    "]~!b[",
+    "[e~[",
+    "]<]image[>[",
 )
 
 
@@ -244,7 +248,7 @@ def test_ordinary_text_is_left_alone(text: str) -> None:
     assert neutralise(text) == (text, 0)
 
 
-@given(st.lists(st.sampled_from([*CONTROL, "<", "|", ">", "[", "]", "im_end", "/", " ", "x"]), max_size=12))
+@given(st.lists(st.sampled_from([*CONTROL, "<", "|", ">", "[", "]", "~", "im_end", "/", " ", "x"]), max_size=12))
 def test_nothing_is_left_after_neutralising(parts: list[str]) -> None:
     clean, _ = neutralise("".join(parts))
     assert neutralise(clean) == (clean, 0)

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import curation
-from curation import caps, conflicts, exchange, near, plan, state
+from curation import caps, conflicts, continued, exchange, near, plan, state
 from curation.engines.duck import DuckTables
 from curation.engines.tables import Engine
 from curation.kernel import run
@@ -102,6 +102,8 @@ def nasty(labelled: bool) -> dict[str, bytes]:
             }
             for n in range(40)
         ]
+        turns = [{"role": role, "content": f"{role} {n}"} for n in range(8) for role in ("user", "assistant")]
+        rows += [{"messages": turns[: 2 * n]} for n in range(1, 9)]  # a log
     rng.shuffle(rows)
     lines = [json.dumps(row).encode() for row in rows]
     faults = [b"{broken", b"[1]", b'{"text": ""}', b'{"text": "\xff"}', b"", b'{"text": 7}', b'{"text": "\\ud800"}']
@@ -263,21 +265,24 @@ def test_every_statement_means_the_same_on_both_engines(
             measure(both, [file.key for file in files], {})
             assert counts["near_duplicate"] >= 10
     # A new statement is one that this test runs.
-    named = {name: text for module in (exchange, near, conflicts, caps) for name, text in statements(module).items()}
-    assert len(named) == sum(len(statements(module)) for module in (exchange, near, conflicts, caps))
+    modules = (exchange, near, conflicts, continued, caps)
+    named = {name: text for module in modules for name, text in statements(module).items()}
+    assert len(named) == sum(len(statements(module)) for module in modules)
     remembered = {name for name in named if name.startswith("REMEMBERED.")}
     nothing = {name for name in named if name.startswith("NOTHING.")}
+    none = {"NO_CONTINUED", "NO_THREADED"}
     elsewhere = {
-        "near": {"KEPT.keep", "ASKED.keep", "NO_NEAR", "NO_LINKED", "NO_UNMET", "HEADED", *remembered}
+        "near": {"KEPT.keep", "ASKED.keep", "NO_NEAR", "NO_LINKED", "NO_UNMET", "HEADED", *none, *remembered}
         | {"CONFLICTS.keep", "CONFLICTS.drop", "BEYOND", "WITHIN", "NOTHING.old_sources"},
         "keep": {
             "KEPT.drop",
             "ASKED.drop",
+            *none,
             *(set(statements(near)) - {"NO_NEAR", "NO_LINKED", "NO_UNMET"}),
             *remembered,
         }
         | {"ELECTED", "CONFLICTS.first", "CONFLICTS.drop", "BEYOND", "WITHIN", "NOTHING.old_sources"},
-        "family": {"KEPT.keep", "ASKED.keep", "NO_NEAR", "NO_LINKED", "NO_UNMET", *nothing}
+        "family": {"KEPT.keep", "ASKED.keep", "NO_NEAR", "NO_LINKED", "NO_UNMET", *none, *nothing}
         | {"ELECTED", "CONFLICTS.first", "CONFLICTS.keep", "NONE_BEYOND"},
     }
     missed = {name for name, text in named.items() if not any(pattern(text).fullmatch(ran) for ran in both.seen)}

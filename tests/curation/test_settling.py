@@ -74,6 +74,6 @@ def test_a_slow_statement_has_a_line_with_its_rows_and_time(
         say=said.append,
     )
     slow = [line for line in said if " rows in " in line and line.startswith("deduplicate")]
-    assert slow[1].startswith("deduplicate: 2 of ")
-    assert slow[1].endswith(", winners: 41 rows in 1 min 5 s")
+    assert slow[2].startswith("deduplicate: 3 of ")
+    assert slow[2].endswith(", winners: 41 rows in 1 min 5 s")
     assert len(slow) == len({line.partition(",")[0] for line in slow})

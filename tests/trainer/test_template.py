@@ -156,6 +156,9 @@ def test_thinking_that_later_prompts_lose_is_trained_where_it_was_thought() -> N
     prompt = KNOWN["qwen-3"][0].decode(made[1].ids[~made[1].trained])
     assert "hm" not in prompt
     assert "yes" in prompt
+    counts.clear()
+    assert len(list(documents(TemplateEncoder(KNOWN["qwen-3"][0], "answers"), [one, one], 8, counts))) > 2
+    assert counts["cut_conversations"] == 2  # each once, however many of its answers are cut
 
 
 @pytest.mark.parametrize("begins", [True, False])

@@ -305,7 +305,7 @@ def documents(encoder: Encoder, rows: Iterable[Row], length: int, facts: dict[st
     for index, some in groupby(encoder.each(rows), key=itemgetter(0)):
         facts["rows"] += 1
         reason = "no token of it is a target"
-        made = 0
+        made, cut = 0, facts["cut_conversations"]
         for place, (_, row, item) in enumerate(some):
             if isinstance(item, str):
                 reason = item
@@ -318,6 +318,7 @@ def documents(encoder: Encoder, rows: Iterable[Row], length: int, facts: dict[st
             for document in _cut(row, index, item, length, facts):
                 made += 1
                 yield document
+        facts["cut_conversations"] = min(facts["cut_conversations"], cut + 1)  # several answers of it may be
         if not made:
             leave_out(row, reason, facts)
 

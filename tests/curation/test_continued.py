@@ -1,0 +1,124 @@
+"""Logs whose `messages` grow: no answer that is evaluated stands in a training row."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from curation.continued import MOST
+from dropforge.dataset import Manifest
+from dropforge.store import FolderStore
+
+Rows = Callable[..., list[dict[str, Any]]]
+Make = Callable[..., Manifest]
+EVAL = {"eval_fraction": 0.2}
+LINE = "the beginning of"
+
+
+def lines(rows: Sequence[Any]) -> dict[str, bytes]:
+    return {"a.jsonl": b"\n".join(json.dumps(row).encode() for row in rows) + b"\n"}
+
+
+def log(number: int, turns: int = 6, system: str | None = "Be brief.", **more: Any) -> list[dict[str, Any]]:
+    """The requests of one conversation, each with all that was said before."""
+    said = [] if system is None else [{"role": "system", "content": system}]
+    requests = []
+    for turn in range(turns):
+        said = [*said, {"role": "user", "content": f"Question {turn} of talk {number}?"}]
+        said = [*said, {"role": "assistant", "content": f"Answer {turn} of talk {number}."}]
+        requests.append({"messages": said, **more})
+    return requests
+
+
+def learned_twice(rows: Sequence[dict[str, Any]]) -> set[str]:
+    """Answers that stand on both sides."""
+    sides: dict[str, set[str]] = {"train": set(), "eval": set()}
+    for row in rows:
+        sides[row["split"]] |= {turn["content"] for turn in row["messages"] if turn["role"] == "assistant"}
+    assert sides["train"]
+    assert sides["eval"]
+    return sides["train"] & sides["eval"]
+
+
+def told(store: FolderStore, manifest: Manifest) -> list[str]:
+    return [line for line in json.loads(store.get(manifest.files["card_json"]))["warnings"] if LINE in line]
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.5])
+def test_requests_of_one_conversation_are_on_one_side(make: Make, rows: Rows, store: FolderStore, kept: float) -> None:
+    some = random.Random(3)
+    requests = [request for number in range(40) for request in log(number) if some.random() < kept]
+    some.shuffle(requests)
+    manifest = make(lines(requests), data=EVAL)
+    assert sum(row["split"] in {"train", "eval"} for row in rows(manifest)) == len(requests)
+    assert not learned_twice(rows(manifest))
+    [line] = told(store, manifest)
+    assert "conversations are the beginning of others" in line
+    assert kept < 1 or line.startswith("200 ")
+
+
+def test_what_is_said_beside_the_texts_makes_no_difference(make: Make, rows: Rows, store: FolderStore) -> None:
+    """A log has the thoughts of the newest answer alone, flags of its own, other tools, and results behind answers."""
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    requests = []
+    for number in range(40):
+        for request in log(number, turns=4, tools=tools if number % 2 else None):
+            *before, last = request["messages"]
+            thought = {**last, "reasoning_content": "Let me think."}
+            asked = [{"role": "user", "content": "And?"}] if number % 3 else []
+            requests.append({**request, "messages": [*before, thought, *asked]})
+    manifest = make(lines(requests), data=EVAL)
+    assert not learned_twice(rows(manifest))
+    assert told(store, manifest)
+
+
+def test_a_greeting_ties_nothing(make: Make, rows: Rows, store: FolderStore) -> None:
+    greeting = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "How can I help?"}]
+    talks = [{"messages": [*greeting, *log(number, turns=1, system=None)[0]["messages"]]} for number in range(200)]
+    manifest = make(lines([{"messages": greeting}, *talks]), data=EVAL)
+    split = [row["split"] for row in rows(manifest)]
+    assert 15 < split.count("eval") < 70
+    assert not told(store, manifest)
+    few = make(lines([{"messages": greeting}, *talks[:MOST]]), "few", data=EVAL)
+    assert len({row["split"] for row in rows(few)}) == 1
+    assert told(store, few) == [line for line in told(store, few) if line.startswith("1 conversation is")]
+
+
+def test_labels_and_separate_conversations_are_left_alone(make: Make, rows: Rows, store: FolderStore) -> None:
+    whole = [log(number)[-1] for number in range(60)]
+    manifest = make(lines(whole))
+    assert manifest.counts["train"] + manifest.counts["eval"] == 60
+    assert not told(store, manifest)
+    labelled = [{**request, "label": str(number % 2)} for number in range(40) for request in log(number, turns=2)]
+    assert not told(store, make(lines(labelled), "labels", task="classification"))
+
+
+@pytest.mark.parametrize("first", ["begins", "goes on"])
+def test_a_later_drop_of_the_family_continues_them(make: Make, rows: Rows, store: FolderStore, first: str) -> None:
+    """Each drop has another half of a conversation's requests, in both orders."""
+    early = [log(number, turns=3)[turn] for number in range(60) for turn in (0, 2)]
+    late = [log(number, turns=4)[turn] for number in range(60) for turn in (1, 3)]
+    if first == "goes on":
+        early, late = late, early
+    make(lines(early), "d1", scope="family", data=EVAL)
+    manifest = make(lines(late), "d2", scope="family", data=EVAL)
+    assert manifest.counts["train"] + manifest.counts["eval"] == 240
+    assert not learned_twice(rows(manifest))
+
+
+def test_a_group_that_a_later_drop_names_stays_whole(make: Make, rows: Rows) -> None:
+    """The first drop has a part of each group, without its name."""
+
+    def talk(number: int, part: int, **more: Any) -> dict[str, Any]:
+        turns = [{"role": "user", "content": f"{part} of {number}?"}, {"role": "assistant", "content": f"{number}"}]
+        return {"messages": turns, **more}
+
+    make(lines([talk(number, 0) for number in range(60)]), "d1", scope="family", data=EVAL)
+    late = [talk(number, part, group=f"g{number}") for number in range(60) for part in range(3)]
+    manifest = make(lines(late), "d2", scope="family", data=EVAL)
+    assert manifest.counts["train"] + manifest.counts["eval"] == 180
+    assert not learned_twice(rows(manifest))
