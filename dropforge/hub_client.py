@@ -22,6 +22,9 @@ from dropforge.web import origin
 SECONDS: Final = 20  # that the hub may be silent
 #: Bytes of an answer that is no file. A hundred thousand names have about ten million.
 LARGEST_ANSWER: Final = 16 << 20
+#: What all of these may hold together, and how many there may be, while one thing is asked for: a list has pages.
+MOST_BYTES: Final = 256 << 20
+MOST_ANSWERS: Final = 2_000
 #: An answer may be waited for this long, and a second more for so many bytes that came.
 PATIENCE: Final = 60.0
 SLOWEST: Final = 10 << 10
@@ -36,6 +39,7 @@ _PAUSE: Final = re.compile(r"(\bt\s*=\s*)(\d+)")
 
 _lock = threading.Lock()
 _asking = 0
+_came: dict[str, int] = {}
 _most: ContextVar[int] = ContextVar("_most", default=LARGEST_ANSWER)
 _closed: ContextVar[bool] = ContextVar("_closed", default=False)
 _named: set[tuple[str, str, int | None]] = set()
@@ -58,6 +62,8 @@ def within(most: int) -> Iterator[None]:
     global _asking
     token = _most.set(most)
     with _lock:
+        if not _asking:
+            _came.clear()
         _asking += 1
     try:
         yield
@@ -138,11 +144,22 @@ def _see(response: Any) -> None:
     if headers.get("Content-Encoding", "identity").lower() != "identity":
         raise StrangeAnswerError("it packs what we asked for as it is")
     most = max(_most.get(), _LEAST) if response.is_success else LARGEST_ANSWER
+    listed = most == LARGEST_ANSWER
+    if listed:
+        _count("answers", 1, MOST_ANSWERS)
     told = headers.get("Content-Length", "")
     if told.isdecimal() and (len(told) > 20 or int(told) > most):
         raise _too_large(most)
     base: Any = import_module(type(response).__module__.partition(".")[0]).SyncByteStream
-    response.stream = type("Counted", (_Counted, base), {})(response.stream, most)
+    response.stream = type("Counted", (_Counted, base), {})(response.stream, most, listed=listed)
+
+
+def _count(what: str, more: int, most: int) -> None:
+    """:raises StrangeAnswerError: where all answers that are no files are too many together."""
+    with _lock:
+        _came[what] = _came.get(what, 0) + more
+        if _came[what] > most:
+            raise StrangeAnswerError(f"its lists have more than the {most:,} {what} that there may be, and do not end")
 
 
 def check_headers(headers: Any, *, head: bool, final: bool) -> None:
@@ -176,8 +193,8 @@ def _too_large(most: int) -> StrangeAnswerError:
 class _Counted:
     """The bytes of an answer as they come, which end where there are too many, or they come too slowly."""
 
-    def __init__(self, stream: Any, most: int) -> None:
-        self._stream, self._most = stream, most
+    def __init__(self, stream: Any, most: int, *, listed: bool) -> None:
+        self._stream, self._most, self._listed = stream, most, listed
 
     def __iter__(self) -> Iterator[bytes]:
         pieces, came, waited = iter(self._stream), 0, 0.0
@@ -190,6 +207,8 @@ class _Counted:
             came += len(piece)
             if came > self._most:
                 raise _too_large(self._most)
+            if self._listed:
+                _count("bytes", len(piece), MOST_BYTES)
             if waited > PATIENCE + came / SLOWEST:
                 raise StrangeAnswerError(f"it sent {came:,} bytes in {waited:.0f} s and does not end")
             yield piece

@@ -21,7 +21,7 @@ from dropforge.settings import from_env
 from dropforge.stages import NOTHING_NEW
 from dropforge_airflow import connection, lineage
 from dropforge_airflow.links import DatasetCardLink
-from dropforge_airflow.tasks import bundle, data, meter, run
+from dropforge_airflow.tasks import bundle, confirm, data, meter, run
 from dropforge_airflow.tasks.failure import no_retry
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ class MeteredJobOperator(PyTorchJobOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         if told := self._meter.used_up():
             raise AirflowFailException(told)
+        confirm.require_word(connection.open_store(from_env().bucket), self._meter.spec)
         return super().execute(context)
 
     def gang_ended(self, job: Mapping[str, Any], seen: Observation) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dropforge.errors import RecipeError
-from dropforge.hub import MOST_FILES, StrangeError, UnreachableError, check_listing, fetch_config, pin, storage
+from dropforge.hub import MOST_FILES, StrangeError, UnreachableError, asking, check_listing, fetch_config, pin, storage
 from dropforge.hub_client import LONGEST_PAUSE, StrangeAnswerError, bound_requests, check_headers, within
 from tests.hub_server import Hub, open_hub, serve
 
@@ -95,6 +95,23 @@ def test_an_answer_without_end_ends(hub: Hub, answer: Answer, words: str) -> Non
     hub.instead = {f"/api/models/{MODEL}": answer}
     with pytest.raises(StrangeError, match=f"{STRANGE}.*{words}"):
         pin(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("pages", "words"), [(b"[]", "40 answers"), (b"[%s]" % (b" " * (15 << 20)), "268,435,456 bytes")]
+)
+def test_a_list_without_end_ends(hub: Hub, pages: bytes, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page is small and quick, and names another one."""
+    from huggingface_hub import HfApi
+
+    monkeypatch.setattr("dropforge.hub_client.MOST_ANSWERS", 40)
+    path = f"/api/datasets/{MODEL}/tree/main"
+    hub.instead = {path: gives(pages, Link=f'<{hub.url}{path}>; rel="next"')}
+    bound_requests()
+    with pytest.raises(StrangeError, match=f"{STRANGE}.*{words}.* and do not end"), asking(MODEL):
+        list(HfApi(endpoint=hub.url).list_repo_tree(MODEL, repo_type="dataset"))
+    with asking(MODEL):  # the next thing that is asked for begins anew
+        assert pin(MODEL)
 
 
 def test_a_file_without_end_ends_at_its_bound(hub: Hub) -> None:

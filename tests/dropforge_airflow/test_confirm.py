@@ -9,11 +9,13 @@ from typing import Any, cast
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from dropforge_airflow.asking import Question
+from dropforge_airflow.operators import MeteredJobOperator
 from dropforge_airflow.tasks import confirm
 from dropforge_airflow.tasks.opened import Opened
 from dropforge_airflow.tasks.run import ending, refused
 
-from dropforge import layout, tracking
+from dropforge import confirmation, layout, tracking
+from dropforge.confirmation import Word
 from dropforge.estimate import estimate
 from dropforge.forecast import Speed, forecast
 from dropforge.recipes import load_recipe
@@ -66,6 +68,28 @@ def test_above_a_limit_the_plan_is_the_question(yard: Yard) -> None:
         "http://m/#/x",
     ):
         assert line in narrow(found.body)
+
+
+def test_no_job_begins_without_the_answer_whatever_became_of_the_task(yard: Yard) -> None:
+    """A task may be marked as a success."""
+
+    def begins(limits: dict[str, Any] | None) -> Any:
+        run = opened(yard, limits)
+        labels = {"dropforge/run": "fam-1", "dropforge/family": "fam", "dropforge/purpose": "train"}
+        noted = {"dropforge/run-folder": "s3://b/r/", "dropforge/run-digest": run["run_digest"]}
+        manifest = {"metadata": {"labels": labels, "annotations": noted}}
+        return MeteredJobOperator(task_id="train", manifest=manifest).execute(cast(Any, {}))
+
+    limits = {"ask_above": {"cost": 9}}
+    with pytest.raises(AirflowFailException, match=r"fam-1 does not begin: awaiting approval\. No pod was made"):
+        begins(limits)
+    confirmation.write(yard.store, "fam-1", Word(False, "ann", "2026-11-24"), {})
+    with pytest.raises(AirflowFailException, match="does not begin: ann said no at"):
+        begins(limits)
+    confirmation.write(yard.store, "fam-1", Word(True, "ann", "2026-11-24"), {})
+    for allowed in (limits, None):
+        with pytest.raises(KeyError):  # as there is no context
+            begins(allowed)
 
 
 def test_what_a_pod_wrote_into_the_plan_words_no_question(yard: Yard) -> None:

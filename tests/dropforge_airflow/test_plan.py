@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import yaml
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from dropforge_airflow.filled import filled
 from dropforge_airflow.tasks.data import Curated
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.plan import Plan, make_plan
-from dropforge_airflow.tasks.recipe import Installation
+from dropforge_airflow.tasks.recipe import Installation, resolve_recipe
 from dropforge_airflow.tasks.run import make_spec
 from kubeflow_training.jobs.local import LocalCluster
 
@@ -190,6 +192,35 @@ def test_a_first_drop_without_a_recipe_leaves_its_family_the_preset(store: Store
     plan(store, entered(store))
     with pytest.raises(RecipeError, match=r"`promote.min_improvement`: family fam .* has 0.0"):
         plan(store, entered(store, "d2", "promote: {min_improvement: -1.0}"), owner="run-2")
+
+
+KERNELS = {"kernels": ["tidy"]}
+CLUSTER = {"image": "r/i:1", "volumes": [{"claim": "work", "path": "/work", "read_only": False}]}
+ON_CLUSTER = {**KERNELS, "engine": "spark", "spark": {"cluster": CLUSTER}}
+
+
+@pytest.mark.parametrize("start", [{}, {"preset": "tiny"}])
+@pytest.mark.parametrize("curation", [KERNELS, {**ON_CLUSTER, "engine": "auto"}, ON_CLUSTER])
+def test_who_fills_in_the_form_chooses_no_code_that_a_task_of_airflow_runs(
+    store: Store, start: dict[str, str], curation: dict[str, Any]
+) -> None:
+    drop, wheel = entered(store), {"wheel": "s3://b/drops/fam/d1/x-1-py3-none-any.whl", "sha256": "a" * 64}
+
+    def resolved(**asked: Any) -> Any:
+        form = {**start, "drop": "fam/d1", "recipe": yaml.safe_dump(asked)}
+        return resolve_recipe(store, drop, filled(form, "b"), ALONE).recipe
+
+    if curation is ON_CLUSTER:  # in pods, with their rights
+        assert resolved(code=wheel, curation=curation).code.sha256 == wheel["sha256"]
+        return
+    with pytest.raises(RecipeError, match=r"`code.wheel`: the form names it.*dropforge family set"):
+        resolved(code=wheel, curation=curation)
+    assert resolved(code=wheel).code.sha256 == wheel["sha256"]  # for functions in the training's pods alone
+    family_recipe.write(store, "fam", {"extends": "tiny", "code": wheel, "curation": KERNELS}, "tiny", "ann")
+    if not start:
+        assert resolved(curation=curation).curation.kernels == ("tidy",)
+        with pytest.raises(RecipeError, match=r"`code.wheel`: the form names it"):
+            resolved(code={**wheel, "sha256": "b" * 64})
 
 
 def test_without_self_service_the_preset_holds_and_nothing_is_kept(store: Store) -> None:

@@ -96,11 +96,24 @@ def take_answer(opened: Opened, *, start: bool, by: str | None, at: datetime) ->
     return word.told
 
 
+def require_word(store: Store, spec: RunSpec) -> None:
+    """Hold a job of a run to the answer, should its task `confirm` have been marked as a success.
+
+    :raises AirflowFailException: if the run would have to be approved, and is not.
+    """
+    judged = costs.judge(planned(store, spec).hours, build_recipe(spec.recipe).compute.limits)
+    word = confirmation.read(store, spec.run) if judged.word != "start" else None
+    if judged.word != "start" and (word is None or not word.start):
+        raise AirflowFailException(_not_begun(spec.run, word))
+
+
 def require_yes(opened: Opened) -> None:
     """:raises AirflowFailException: if the last word is no."""
     word = confirmation.read(connection.open_store(from_env().bucket), opened["run"])
     if word is None or not word.start:
-        told = "awaiting approval" if word is None else word.told
-        raise AirflowFailException(
-            f"Run {opened['run']} does not begin: {told}. No pod was made. Clear the task `confirm` to be asked again"
-        )
+        raise AirflowFailException(_not_begun(opened["run"], word))
+
+
+def _not_begun(run: str, word: Word | None) -> str:
+    told = "awaiting approval" if word is None else word.told
+    return f"Run {run} does not begin: {told}. No pod was made. Clear the task `confirm` to be asked again"

@@ -25,6 +25,7 @@ from dropforge.recipes.load import (
     resolve,
 )
 from dropforge.recipes.rules import check_startable
+from dropforge.recipes.self_service_rules import at_path
 from dropforge.run_limits import RunLimits, run_limits
 from dropforge.settings import is_self_service
 from dropforge.store import Store
@@ -75,7 +76,8 @@ def resolve_recipe(
     :raises RecipeError: with the key, the cause and the mend.
     """
     if gathered is not None:
-        return Resolved(check_startable(build_recipe(merge(resolve(gathered), asked.over))))
+        values = resolve(gathered)
+        return Resolved(_held(check_startable(build_recipe(merge(values, asked.over))), values))
     own = family_recipe.read_own(store, drop)
     ruling = None if asked.preset else find_ruling(store, drop.family, installation)
     may = installation.self_service and drop.uploaded
@@ -86,7 +88,7 @@ def resolve_recipe(
         else:
             values = family_recipe.put_drop(ruling, own or {}, sets_it=sets_it)
             log.info("Recipe of %s", "the drop, the family's first" if sets_it else ruling.authority.name)
-        recipe = check_startable(build_recipe(merge(values, asked.over)))
+        recipe = _held(check_startable(build_recipe(merge(values, asked.over))), values)
         log.info("It trains %s", trained(recipe))
     except RecipeError as error:
         if own is None or asked.over:
@@ -101,6 +103,23 @@ def find_ruling(store: Store, family: str, installation: Installation) -> Ruling
     """Find what holds for a family. :raises DropforgeError: if its file or its recipe cannot be used."""
     file = rules_of(installation.families, family) if installation.families is not None else None
     return family_recipe.rule(store, family, installation.preset, file)
+
+
+def _held(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """The recipe, unless the form chose code that Airflow's own task would run, where the installation's secrets are.
+
+    :param values: the recipe without what the form says.
+    """
+    code, curation = recipe.code, recipe.curation
+    elsewhere = curation.engine == "spark" and curation.spark.cluster is not None
+    if code is not None and curation.kernels and not elsewhere and code.sha256 != at_path(values, "code.sha256"):
+        raise RecipeError(
+            "recipe key `code.wheel`",
+            "the form names it, and its curation kernels would run in Airflow's task, with the installation's secrets",
+            "Name wheel and kernels in the family's recipe (`dropforge family set`) or a preset, or curate on the "
+            "cluster (`curation.engine: spark` with `curation.spark.cluster`)",
+        )
+    return recipe
 
 
 def _over_preset(preset: str, own: Mapping[str, Any]) -> dict[str, Any]:
