@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, Param, PartitionedAssetTimetable, TaskGroup, chain
+from airflow.sdk.configuration import conf
 from dropforge_airflow.alerts.callbacks import ASKED, RUN_FAILED, TASK_FAILED
 from dropforge_airflow.approve import ApproveOperator
 from dropforge_airflow.assets import DROPS, FINETUNE_DAG, MODELS
@@ -49,6 +50,9 @@ from dropforge.settings import families_folder
 
 # The recipe says how many failures a run may have; preemption and eviction, an orderly `dropforge down` too, are none.
 RETRIES = RetryByCause(shared=SharedBudget("open_run", "retries", at_most=20, name="compute.retries"))
+# A curation may take hours: the tasks of others, and intake, keep places of their own. 0 places are any number.
+PLACES = conf.getint("core", "parallelism")
+CURATIONS = max(1, PLACES - 2) if PLACES > 0 else None
 FIELDS = form_fields(default_preset())
 FAMILIES = families_folder(Path(__file__).parent)
 
@@ -76,7 +80,9 @@ with DAG(
 ) as dag:
     with stage("data", "What is trained on: recipe, dataset version, forecast"):
         planned = step(plan.plan)(str(FAMILIES))
-        curated = CurateOperator(task_id="curate", planned=planned, **WAITING_TASK).output
+        curated = CurateOperator(
+            task_id="curate", planned=planned, max_active_tis_per_dag=CURATIONS, **WAITING_TASK
+        ).output
         checked = step(data.check_data)(planned, curated)
 
     with stage("training", "An MLflow run, and the jobs that make the model"):

@@ -71,6 +71,14 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return fresh(home, PARSE, str(ROOT / "dags"), PYTHONHASHSEED="1")
 
 
+@pytest.mark.parametrize(("places", "curations"), [("4", 2), ("2", 1), ("0", None)])
+def test_curations_leave_places_for_other_tasks(tmp_path: Path, places: str, curations: int | None) -> None:
+    found = fresh(tmp_path, PARSE, str(ROOT / "dags"), AIRFLOW__CORE__PARALLELISM=places)
+    tasks = [task["__var"] for task in found["dags"]["dropforge_finetune"]["dag"]["tasks"]]
+    most = {task["task_id"]: task.get("max_active_tis_per_dag") for task in tasks}
+    assert most == {**dict.fromkeys(most), "curate": curations}
+
+
 def test_all_dags_are_there_without_errors(parsed: Any) -> None:
     assert parsed["errors"] == {}
     assert list(parsed["dags"]) == [
