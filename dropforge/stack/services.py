@@ -295,6 +295,10 @@ def mlflow_env(folder: Path, databases: Databases) -> dict[str, str]:
     }
 
 
+def _is_installed() -> bool:
+    return bool(importlib.metadata.entry_points(group="airflow.plugins", name="dropforge"))
+
+
 def airflow_env(folder: Path, ports: dict[str, int], secrets: Secrets, databases: Databases) -> dict[str, str]:
     """Airflow's configuration: few processes, quick reactions, nothing outside 127.0.0.1."""
     root, home, url = source_root(), folder / "airflow", f"http://127.0.0.1:{ports['airflow']}"
@@ -303,8 +307,8 @@ def airflow_env(folder: Path, ports: dict[str, int], secrets: Secrets, databases
             "executor": "LocalExecutor",
             "parallelism": "4",
             "dags_folder": str(root / "dags"),
-            # An installed package's plugin is found by its entry point.
-            **({"plugins_folder": str(root / "plugins")} if (root / "plugins").is_dir() else {}),
+            # An installed package's plugin is found by its entry point; Airflow shows an error where it finds one twice.
+            **({} if _is_installed() else {"plugins_folder": str(root / "plugins")}),
             "load_examples": "False",
             "dags_are_paused_at_creation": "False",
             "auth_manager": "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager",
