@@ -307,7 +307,7 @@ def airflow_env(folder: Path, ports: dict[str, int], secrets: Secrets, databases
             "executor": "LocalExecutor",
             "parallelism": "4",
             "dags_folder": str(root / "dags"),
-            # An installed package's plugin is found by its entry point; Airflow shows an error where it finds one twice.
+            # An installed package's plugin is found by its entry point; one that is found twice is an error to Airflow.
             **({} if _is_installed() else {"plugins_folder": str(root / "plugins")}),
             "load_examples": "False",
             "dags_are_paused_at_creation": "False",
