@@ -22,6 +22,8 @@ COMPAT := .venv-compat
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 # What starts docker-compose.yaml: Docker's or Podman's compose.
 COMPOSE ?= docker compose
+# The commit of this clone, `+` behind it if files changed since; nothing without git. Tags have no say.
+REVISION := git describe --always --abbrev=40 --exclude='*' --dirty=+ 2>/dev/null || :
 SOURCES := dropforge curation trainer plugins dags tests bench docs/site
 # Where it is set, every task, rank and command would compile what it imports of this clone.
 unexport PYTHONDONTWRITEBYTECODE
@@ -62,7 +64,7 @@ doctor: $(READY)  ## Check this machine
 server:  ## Start a team's server in containers: docker-compose.yaml, with secrets made in .env on first use
 	@sh images/compose-env.sh
 	@sh images/compose-ports.sh "$(COMPOSE)"
-	@$(COMPOSE) up -d --build
+	@DROPFORGE_REVISION="$$($(REVISION))" $(COMPOSE) up -d --build
 
 test: $(READY)  ## Run the tests, at most eight minutes on two cores: all quick ones, and each real part once
 	@$(PYTEST) $(WORKERS) --budget 8 -m "(smoke or not $(SLOW)) and $(HERE)" $(ARGS)

@@ -94,6 +94,42 @@ def test_images_are_of_one_version(service: dict[str, Any]) -> None:
     assert not service.get("build") or (REPOSITORY / service["build"]["dockerfile"]).exists()
 
 
+@pytest.mark.parametrize("name", ["docker-compose.yaml", "images/stack/docker-compose.yaml"])
+def test_images_that_are_built_here_are_told_their_commit(name: str) -> None:
+    services = yaml.safe_load((REPOSITORY / name).read_text())["services"]
+    built = [item["build"] for item in services.values() if "build" in item]
+    assert built
+    assert all(item["args"]["REVISION"] == "${DROPFORGE_REVISION:-}" for item in built)
+
+
+def test_make_server_names_the_commit_of_the_clone_and_that_files_changed_since(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", tmp_path, *words], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    def told() -> str:
+        done = subprocess.run(["make", "server", f"COMPOSE={compose}"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[-1]
+
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "compose-ports.sh").write_text("")
+    for name in ("Makefile", "images/compose-env.sh"):
+        (tmp_path / name).write_bytes((REPOSITORY / name).read_bytes())
+    compose = tmp_path / "compose.sh"
+    compose.write_text('#!/bin/sh\necho "$* of <$DROPFORGE_REVISION>"\n')
+    compose.chmod(0o755)
+    assert told() == "up -d --build of <>"
+    git("init", "--quiet")
+    git("add", "Makefile")
+    git("-c", "user.name=a", "-c", "user.email=a@example.com", "commit", "--quiet", "--message", "one")
+    git("tag", "v1")
+    assert told() == f"up -d --build of <{git('rev-parse', 'HEAD')}>"
+    (tmp_path / "Makefile").write_text((REPOSITORY / "Makefile").read_text() + "\n")
+    assert told() == f"up -d --build of <{git('rev-parse', 'HEAD')}+>"
+
+
 def test_what_must_last_is_in_volumes() -> None:
     def mounted(name: str) -> set[str]:
         return {volume.split(":")[0] for volume in SERVICES[name]["volumes"]}
