@@ -123,7 +123,8 @@ def digest(engine: Engine, told: str) -> str:
     except (ValueError, KeyError):
         found = ""
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", found):
-        raise DropforgeError(f"the push by {engine}", "it left no digest", "Push again with a current release of it")
+        mend = "Its last lines say why: log in where they name a login, else push again with a current release of it"
+        raise DropforgeError(f"the push by {engine}", "it left no digest", mend)
     return found
 
 

@@ -161,7 +161,7 @@ class _Builder:
         given |= {name: value for name, value in self._arguments.items() if name in declared}
         given |= {"REVISION": git_revision(), "VERSION": importlib.metadata.version("dropforge")}
         for command in images.build(self.engine, service, reference, self._platforms, given, pushed):
-            self._run(command, may_fail=command[1:3] == ["manifest", "rm"])
+            self._run(command, may_fail=command[1:3] == ["manifest", "rm"], pushes="--push" in command)
         return reference
 
     def push(self, service: str) -> str:
@@ -170,7 +170,7 @@ class _Builder:
             told = Path(folder, "told")
             reference = self.build(service, told)
             for command in images.push(self.engine, reference, told):
-                self._run(command)
+                self._run(command, pushes=True)
             found = images.digest(self.engine, told.read_text() if told.exists() else "")
         return f"{self.registry.host}/{self.registry.repository(service)}@{found}"
 
@@ -185,12 +185,20 @@ class _Builder:
             )
         return path.read_text()
 
-    def _run(self, command: Sequence[str], *, stdin: str | None = None, may_fail: bool = False) -> None:
+    def _run(
+        self, command: Sequence[str], *, stdin: str | None = None, may_fail: bool = False, pushes: bool = False
+    ) -> None:
         quiet = subprocess.DEVNULL if may_fail else None
         done = subprocess.run(command, cwd=self.root, input=stdin, text=True, stdout=quiet, stderr=quiet)
         if done.returncode and not may_fail:
-            what = " ".join(command[:3])
-            raise DropforgeError(f"`{what}`", f"it ended with code {done.returncode}", "Its last lines say why")
+            what, mend = f"`{' '.join(command[:3])}`", "Its last lines say why"
+            if pushes:
+                what += f" to {self.registry.host}"
+                # Amazon's login is done by then.
+                if not self.registry.ecr_region:
+                    mend += f". If they name a login: `{self.engine} login {self.registry.host}`"
+                mend += "; then give the command again: what is built is kept"
+            raise DropforgeError(what, f"it ended with code {done.returncode}", mend)
 
 
 def _need_cosign() -> None:

@@ -24,6 +24,8 @@ case "$1 $2" in
   "login "*) cat >"$NOTES/password" ;;
   "manifest push") echo {DIGEST} >"$5"; exit ${{FAILS:-0}} ;;
   "manifest rm") exit 1 ;;
+  "build "*) exit ${{BUILD_FAILS:-0}} ;;
+  "buildx build") case "$*" in *" --push "*) exit ${{FAILS:-0}} ;; *) exit ${{BUILD_FAILS:-0}} ;; esac ;;
 esac
 """
 
@@ -194,9 +196,35 @@ def test_a_build_pushes_nothing_and_asks_nobody(notes: Path, ecr: Any) -> None:
 def test_a_push_that_fails_leaves_the_lock_as_it_was(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (notes / "images.lock").write_text('{"mlflow": "before"}')
     monkeypatch.setenv("FAILS", "3")
-    with pytest.raises(DropforgeError, match=r"`podman manifest push`: it ended with code 3"):
+    with pytest.raises(DropforgeError, match=r"`podman manifest push` to registry\.example: it ended with code 3"):
         call("push", "mlflow", "--registry", "registry.example")
     assert (notes / "images.lock").read_text() == '{"mlflow": "before"}'
+
+
+@pytest.mark.parametrize("engine", ["podman", "docker"])
+def test_a_registry_without_a_login_is_named_with_the_command_that_logs_in(
+    notes: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    if engine == "docker":
+        (notes / "bin" / "podman").rename(notes / "bin" / "docker")
+    monkeypatch.setenv("FAILS", "125")
+    with pytest.raises(DropforgeError) as raised:
+        raise_of(["images", "push", "mlflow", "--registry", "registry.example:5000/team", "--engine", engine])
+    mend = f"If they name a login: `{engine} login registry.example:5000`; then give the command again"
+    assert mend in str(raised.value)
+    monkeypatch.setenv("FAILS", "0")
+    monkeypatch.setenv("BUILD_FAILS", "1")
+    with pytest.raises(DropforgeError) as raised:
+        raise_of(["images", "build", "mlflow", "--registry", "registry.example:5000", "--engine", engine])
+    assert "it ended with code 1. Its last lines say why" in str(raised.value)
+    assert "login" not in str(raised.value)
+
+
+def test_a_push_to_amazon_that_fails_asks_for_no_login(notes: Path, ecr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAILS", "3")
+    with pytest.raises(DropforgeError, match="Its last lines say why; then give the command again") as raised:
+        call("push", "mlflow", "--registry", HOST)
+    assert "login" not in str(raised.value)
 
 
 def test_a_torn_lock_is_told_with_the_mend(notes: Path) -> None:
