@@ -22,6 +22,7 @@ ENGINES: Final[tuple[Engine, ...]] = ("docker", "podman", "buildah")
 SERVICES: Final = ("airflow", "curation", "mlflow", "objects", "trainer")
 _COMPOSE: Final = frozenset({"airflow", "mlflow", "objects", "trainer"})
 PLATFORMS: Final = ("linux/amd64", "linux/arm64")
+_PROCESSORS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 LOCK: Final = "images.lock"
 _LARGEST_LOCK: Final = 1 << 20
 
@@ -65,6 +66,11 @@ class Registry:
         return f"{self.host}/{self.repository(service)}:{tag}"
 
 
+def platform_of(machine: str) -> str:
+    """Name of the platform whose images a machine builds without emulation. :param machine: of `platform.machine()`."""
+    return f"linux/{_PROCESSORS.get(machine.lower(), machine.lower())}"
+
+
 def check_arguments(arguments: Mapping[str, str]) -> None:
     """:raises DropforgeError: if one looks like a secret: what a build is told stays in the image's history."""
     for name, text in arguments.items():
@@ -103,7 +109,9 @@ def build(
     given = [word for name, value in sorted(arguments.items()) for word in ("--build-arg", f"{name}={value}")]
     common = ["--platform", ",".join(platforms), *given, "--file", f"images/{service}/Dockerfile"]
     if engine == "docker":
-        out = ["--push", "--metadata-file", str(pushed)] if pushed else []
+        # A builder of its own keeps nothing for `docker run` unless told so, and can do that for one platform alone.
+        loaded = ["--load"] if len(platforms) == 1 else []
+        out = ["--push", "--metadata-file", str(pushed)] if pushed else loaded
         return [["docker", "buildx", "build", *common, "--tag", reference, *out, "."]]
     # A list that is there already would keep the images of last time.
     return [[engine, "manifest", "rm", reference], [engine, "build", *common, "--manifest", reference, "."]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.metadata
 import os
+import platform as machine
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,17 @@ ServicesArgument = Annotated[
 ]
 RegistryOption = Annotated[str, typer.Option(metavar="HOST[/PATH]", help="Registry that the names begin with.")]
 TagOption = Annotated[str | None, typer.Option(help="Tag of the images. [default: Dropforge's version]")]
-PlatformOption = Annotated[list[str], typer.Option("--platform", help="Platform of the images; repeat it for several.")]
+OwnPlatformOption = Annotated[
+    list[str] | None,
+    typer.Option("--platform", help="Platform of the images; repeat it for several. [default: this machine's]"),
+]
+PlatformOption = Annotated[
+    list[str],
+    typer.Option(
+        "--platform",
+        help="Platform of the images; repeat it for several. Name your nodes' where this machine emulates no other.",
+    ),
+]
 ArgumentOption = Annotated[
     list[str] | None, typer.Option("--build-arg", metavar="NAME=VALUE", help="Such as VARIANT=cpu or BASE=IMAGE.")
 ]
@@ -46,12 +57,13 @@ def build_command(
     registry: RegistryOption,
     services: ServicesArgument = None,
     tag: TagOption = None,
-    platform: PlatformOption = list(images.PLATFORMS),  # noqa: B006 - Typer copies it
+    platform: OwnPlatformOption = None,
     build_arg: ArgumentOption = None,
     engine: EngineOption = None,
 ) -> None:
     """Build the images; push nothing."""
-    made = _Builder(registry, tag, platform, build_arg or [], engine)
+    platforms = platform or [images.platform_of(machine.machine())]
+    made = _Builder(registry, tag, platforms, build_arg or [], engine)
     for service in _named(services):
         made.build(service)
 
@@ -233,12 +245,24 @@ def _prepare_ecr(made: _Builder, services: Sequence[str]) -> None:
 
 
 def _engine(asked: str | None) -> images.Engine:
+    without = False
     for engine in images.ENGINES:
         if asked in {None, engine} and shutil.which(engine):
-            return engine
+            if engine != "docker" or _has_buildx():
+                return engine
+            without = True
+    if without:
+        mend = "Install it (package docker-buildx-plugin, https://docs.docker.com/go/buildx/), or Podman or Buildah"
+        raise DropforgeError("engine docker", "it has no plugin buildx, which builds for a named platform", mend)
     thing = f"engine {asked}" if asked else "a tool that builds images"
     mend = f"Install one of {', '.join(images.ENGINES)}, or name one that is there by --engine"
     raise DropforgeError(thing, "it is not on the path", mend)
+
+
+def _has_buildx() -> bool:
+    return (
+        subprocess.run(["docker", "buildx", "version"], stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
+    )
 
 
 def _named(services: Sequence[str] | None) -> Sequence[str]:

@@ -68,8 +68,18 @@ def test_docker_pushes_as_it_builds(tmp_path: Path) -> None:
     (built,) = images.build("docker", "mlflow", "r/m:1", ["linux/arm64"], {}, told)
     assert built[:3] == ["docker", "buildx", "build"]
     assert built[-4:] == ["--push", "--metadata-file", str(told), "."]
-    assert "--push" not in images.build("docker", "mlflow", "r/m:1", ["linux/arm64"], {})[0]
+    (kept,) = images.build("docker", "mlflow", "r/m:1", ["linux/arm64"], {})
+    assert kept[-2:] == ["--load", "."]
+    assert "--push" not in kept
+    assert "--load" not in images.build("docker", "mlflow", "r/m:1", images.PLATFORMS, {})[0]
     assert images.push("docker", "r/m:1", told) == []
+
+
+@pytest.mark.parametrize(
+    ("machine", "name"), [("x86_64", "amd64"), ("AMD64", "amd64"), ("aarch64", "arm64"), ("arm64", "arm64")]
+)
+def test_machines_have_names_of_the_engines_platforms(machine: str, name: str) -> None:
+    assert images.platform_of(machine) == f"linux/{name}"
 
 
 def test_the_digest_is_read_or_missed() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import platform as machine
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ case "$1 $2" in
   "manifest push") echo {DIGEST} >"$5"; exit ${{FAILS:-0}} ;;
   "manifest rm") exit 1 ;;
   "build "*) exit ${{BUILD_FAILS:-0}} ;;
+  "buildx version") exit ${{NO_BUILDX:-0}} ;;
   "buildx build") case "$*" in *" --push "*) exit ${{FAILS:-0}} ;; *) exit ${{BUILD_FAILS:-0}} ;; esac ;;
 esac
 """
@@ -191,6 +194,30 @@ def test_a_build_pushes_nothing_and_asks_nobody(notes: Path, ecr: Any) -> None:
     assert "login" not in words
     assert names(ecr) == []
     assert not (notes / "images.lock").exists()
+
+
+def test_a_build_needs_no_emulation_and_a_push_is_for_both_processors(
+    notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "machine", lambda: "aarch64")
+    for command in ("build", "push"):
+        call(command, "mlflow", "--registry", "registry.example")
+    lines = (notes / "words").read_text().splitlines()
+    built = [re.search(r"--platform (\S+)", line) for line in lines if line.startswith("build ")]
+    assert [one and one[1] for one in built] == ["linux/arm64", "linux/amd64,linux/arm64"]
+
+
+def test_a_docker_without_buildx_is_named_unless_another_engine_is_there(
+    notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_BUILDX", "1")
+    (notes / "bin" / "docker").write_bytes((notes / "bin" / "podman").read_bytes())
+    (notes / "bin" / "docker").chmod(0o755)
+    words = ["images", "build", "mlflow", "--registry", "registry.example"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert "manifest rm" in (notes / "words").read_text()
+    with pytest.raises(DropforgeError, match=r"engine docker: it has no plugin buildx.*docker-buildx-plugin"):
+        raise_of([*words, "--engine", "docker"])
 
 
 def test_a_push_that_fails_leaves_the_lock_as_it_was(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
