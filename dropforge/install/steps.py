@@ -495,8 +495,9 @@ STEPS: Final = (
     Step(
         "doctor",
         "What jobs need of the cluster, and the way of a drop, tried",
-        "A test object has to go from the bucket to Airflow's triggerer",
-        check="dropforge doctor --cluster --recipe preset.yaml --account airflow:airflow-worker "
+        "A pod of the preset has to get its image and to reach the bucket, and a test object to go from the bucket to "
+        "Airflow's triggerer. The pod waits five minutes: where its node is made first, give the check again",
+        check="dropforge doctor --cluster --recipe preset.yaml --account airflow:airflow-worker --pod $BUCKET "
         "&& dropforge doctor --watcher",
         before=('set -a; . ./settings.env; AIRFLOW_USERNAME=admin; read -rsp "Password: " AIRFLOW_PASSWORD; set +a',),
     ),

@@ -129,6 +129,14 @@ def test_an_upgrade_goes_through_all_steps_that_have_our_images_or_settings() ->
     assert all(words in told for words in named.values())
 
 
+def test_the_last_check_starts_a_pod_that_needs_image_and_bucket() -> None:
+    for size, on in PAIRS:
+        step = chosen(size, on)[-1]
+        words = shlex.split(step.check.partition("&&")[0])
+        assert words[:3] == ["dropforge", "doctor", "--cluster"]
+        assert words[words.index("--pod") + 1] == "$BUCKET"
+
+
 @pytest.mark.parametrize(
     ("status", "done"),
     [
