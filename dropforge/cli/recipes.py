@@ -38,6 +38,7 @@ from dropforge.recipes import load_recipe, presets
 from dropforge.recipes.load import about_preset, build_recipe, over_preset, read_named
 from dropforge.recipes.rules import PLACEHOLDER, check_startable
 from dropforge.run import RunSpec, run_name
+from dropforge.run_limits import run_limits
 from dropforge.small_data import too_small
 from dropforge.store import open_store
 from dropforge.terminal import Console, Text
@@ -116,13 +117,15 @@ def plan(
     """Print steps, tokens, memory per rank, hours, cost and what would be done; starts nothing.
 
     A recipe that extends nothing and names no base is merged over the default preset, like the recipe of a drop. Fails
-    if the memory is clearly too small, or if the stack that runs here does not let it read what it names, as the run
-    would.
+    if the memory is clearly too small, if the stack that runs here does not let it read what it names, or if it asks
+    for more than `DROPFORGE_LIMITS` where that is set, as the run would.
     """
+    limits = run_limits()
     loaded = build_recipe(over_preset(read_named(recipe)))
     size = rows = None
     if data is not None:
         files = files_of(data)
+        limits.check_bytes(f"data {data}", sum(path.stat().st_size for path in files.values()))
         size, rows = sum(map(_text_bytes, files.values())), _rows(files.values())
     connection = connect_embedded(state) if family is None else connect(state)
     with _with_sizes(loaded, state, connection) as sized:
@@ -132,6 +135,7 @@ def plan(
             speed = _measured(connection, check_family(family), loaded)
         Console().print(_plan_table(loaded, figures, forecast(sized, figures, speed), rows))
         check_startable(loaded)
+        limits.check_recipe(loaded)
         if connection is not None and connection.reads is not None:
             connection.check_recipe(family, loaded)
         else:

@@ -54,7 +54,7 @@ def test_a_drop_may_not_ask_for_any_amount_by_default() -> None:
     default = re.fullmatch(r"\$\{DROPFORGE_LIMITS-(.*)\}", given)
     assert default is not None
     found = run_limits({"DROPFORGE_LIMITS": default[1]})
-    assert {"nodes", "retries", "minutes", "bytes"} <= {
+    assert {"nodes", "retries", "minutes", "rows", "bytes"} <= {
         name for name, value in vars(found).items() if value is not None
     }
 

@@ -89,6 +89,26 @@ def test_plan_shows_what_would_happen(tmp_path: Path) -> None:
     assert "fewer than 10" not in done.stdout
 
 
+def test_plan_holds_to_the_limits_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text("extends: tiny\ncompute: {backend: kubernetes, nodes: 5}\n")
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n' * 20)
+
+    def plan(limits: str) -> str:
+        words = ["plan", "r.yaml", "--data", "rows.jsonl"]
+        return str(CliRunner().invoke(app, words, env={"DROPFORGE_LIMITS": limits}).exception)
+
+    for limits, told in (
+        ("nodes=4", "nodes come to 5"),
+        ("bytes=100", "rows.jsonl: bytes come to 280"),
+        ("node=4", "no limit"),
+    ):
+        refused = plan(limits)
+        assert told in refused
+        assert "DROPFORGE_LIMITS" in refused
+    assert plan("nodes=5 bytes=280 rows=1") == "None"
+
+
 def test_plan_reads_a_recipe_as_its_drop_would(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("train: {max_steps: 10}\n")
     done = dropforge("plan", "recipe.yaml", cwd=tmp_path)
