@@ -15,7 +15,13 @@ setting() {
   echo "${found:-$2}"
 }
 
-for each in AIRFLOW_PORT:8080 MLFLOW_PORT:5000; do
+# S3 has one where a further file publishes it. Compose takes the environment's before that of the settings.
+published=
+case ${COMPOSE_FILE-$(setting COMPOSE_FILE "")} in
+  *images/objects/published.yaml*) published=S3_PORT:9000 ;;
+esac
+
+for each in AIRFLOW_PORT:8080 MLFLOW_PORT:5000 $published; do
   name=${each%:*}
   port=$(setting "$name" "${each#*:}")
   hex=$(printf ':%04X' "$port" 2>/dev/null) || { echo "error: $name=$port in $file is no port. Give a number" >&2; exit 1; }

@@ -235,8 +235,11 @@ def test_a_proxy_before_it_is_named_by_env() -> None:
         assert should_block_cors_request("https://evil.example", "POST", origins)
 
 
-@pytest.mark.parametrize("name", ["AIRFLOW_PORT", "MLFLOW_PORT"])
-def test_a_port_of_another_program_is_named_before_anything_starts(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["AIRFLOW_PORT", "MLFLOW_PORT", "S3_PORT"])
+def test_a_port_of_another_program_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv("COMPOSE_FILE", raising=False)
     with socket.socket() as one, socket.socket() as other:
         for each in (one, other):
             each.bind(("127.0.0.1", 0))
@@ -245,10 +248,11 @@ def test_a_port_of_another_program_is_named_before_anything_starts(tmp_path: Pat
         script, settings = REPOSITORY / "images" / "compose-ports.sh", tmp_path / ".env"
 
         def run(port: int | str, compose: str) -> subprocess.CompletedProcess[str]:
-            lines = {"AIRFLOW_PORT": free, "MLFLOW_PORT": free, name: port}
+            lines = {"AIRFLOW_PORT": free, "MLFLOW_PORT": free, "S3_PORT": free, **further, name: port}
             settings.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
             return subprocess.run(["sh", str(script), compose, str(settings)], capture_output=True, text=True)
 
+        further = {} if name != "S3_PORT" else {"COMPOSE_FILE": "docker-compose.yaml:images/objects/published.yaml"}
         done = run(taken, "true")
         assert done.returncode == 1
         assert f"port {taken} is taken by another program" in done.stderr
@@ -257,6 +261,9 @@ def test_a_port_of_another_program_is_named_before_anything_starts(tmp_path: Pat
         assert run(free, "true").returncode == 0
         assert run(free, "no-such-program").returncode == 0
         assert "is no port" in run("x", "true").stderr
+        if further:
+            monkeypatch.setenv("COMPOSE_FILE", "docker-compose.yaml")
+            assert run(taken, "true").returncode == 0, "published nowhere"
 
 
 def test_two_scripts_at_once_agree(tmp_path: Path) -> None:
