@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Collection, Mapping
 
 from dropforge.errors import DropforgeError
-from dropforge.install.steps import STEPS, VARIABLES, Chart, Place, Size, Step
+from dropforge.install.steps import STEPS, VARIABLES, Chart, Place, Size, Step, has_roles
 
 _WIDTH = 110
 _VALUES = "helm-values"
@@ -46,7 +46,8 @@ def command(chart: Chart, size: Size, on: Place, files: Collection[str]) -> str:
         words.append(f"--version {chart.version}")
     words.append(f"--namespace {chart.namespace} --create-namespace")
     words += [f"--values {name}" for name in values_of(chart.release, size, on, files)]
-    words += [f'--set "{setting}"' for setting in chart.settings]
+    settings = chart.settings if has_roles(size, on) else (*chart.settings, *chart.without_roles)
+    words += [f'--set "{setting}"' for setting in settings]
     words.append("--wait --timeout 15m" if chart.wait else "--timeout 15m")
     return " \\\n  ".join(words)
 
@@ -54,7 +55,8 @@ def command(chart: Chart, size: Size, on: Place, files: Collection[str]) -> str:
 def commands(step: Step, size: Size, on: Place, files: Collection[str]) -> tuple[str, ...]:
     """All commands of a step."""
     own = (command(step.chart, size, on, files),) if step.chart else ()
-    return (*step.before, *own, *step.after)
+    before = step.before if has_roles(size, on) else step.without_roles or step.before
+    return (*before, *own, *step.after)
 
 
 def text(size: Size, on: Place, files: Collection[str], given: Mapping[str, str]) -> str:

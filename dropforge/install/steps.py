@@ -25,6 +25,11 @@ def size_named(name: str) -> Size:
     return found
 
 
+def has_roles(size: Size, on: Place) -> bool:
+    """Whether pods of such an installation may have roles, and so need no keys: another cluster may give them."""
+    return on == "eks" or (on == "any" and size != "laptop")
+
+
 _LARGE: Final[tuple[Size, ...]] = ("team", "production")
 _IN: Final = "--namespace airflow"
 #: On the server, since `apply` itself would keep a Secret's values in an annotation too.
@@ -37,6 +42,7 @@ class Chart:
 
     :param release: its name, and that of its values' files. :param chart: its address: `oci://...`, a folder of this
         repository, or a name in `repository`. :param version: empty for a folder. :param settings: of `--set`.
+    :param without_roles: further ones, where pods have no roles and are given keys.
     :param wait: whether Helm waits for its pods; not where they wait for a hook of the chart, which runs after that.
     """
 
@@ -46,6 +52,7 @@ class Chart:
     namespace: str
     repository: str = ""
     settings: tuple[str, ...] = ()
+    without_roles: tuple[str, ...] = ()
     wait: bool = True
 
 
@@ -54,6 +61,7 @@ class Step:
     """One thing to install.
 
     :param what: it is. :param why: it is needed. :param before, after: commands around the chart's.
+    :param without_roles: in the place of `before` where pods have no roles and are given keys.
     :param check: a command that succeeds once the step is done.
     :param sizes, places: where it is taken.
     """
@@ -63,6 +71,7 @@ class Step:
     why: str
     check: str
     before: tuple[str, ...] = ()
+    without_roles: tuple[str, ...] = ()
     chart: Chart | None = None
     after: tuple[str, ...] = ()
     sizes: tuple[Size, ...] = SIZES
@@ -420,11 +429,15 @@ STEPS: Final = (
     Step(
         "trainer-secret",
         "What pods of trainings know",
-        "MLflow's address, and keys where they have no roles. `create` refuses to replace it",
+        "MLflow's address, and keys where they have no roles, in a copy of helm-values/trainer.env. `create` refuses "
+        "to replace it",
         check="kubectl get secret --namespace $TRAINING dropforge-trainer",
         before=(
             "kubectl create secret generic dropforge-trainer --namespace $TRAINING "
             "--from-literal MLFLOW_TRACKING_URI=http://mlflow.airflow:5000",
+        ),
+        without_roles=(
+            "kubectl create secret generic dropforge-trainer --namespace $TRAINING --from-env-file trainer.env",
         ),
     ),
     Step(
@@ -442,6 +455,7 @@ STEPS: Final = (
                 "image.repository=${MLFLOW_IMAGE%@*}",
                 "image.digest=${MLFLOW_IMAGE#*@}",
             ),
+            without_roles=("envFrom[0].secretRef.name=dropforge-connections",),
         ),
     ),
     Step(

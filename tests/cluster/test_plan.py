@@ -65,7 +65,7 @@ class Plan:
         shutil.copytree(REPOSITORY / "helm-values", folder / "helm-values")
         postgres = folder / "helm-values" / "postgres.yaml"
         postgres.write_text(postgres.read_text().replace("image: postgres:17.6", f"image: {images['postgres']}"))
-        for name in ("settings.env", "connections.env", "preset.yaml"):
+        for name in ("settings.env", "connections.env", "trainer.env", "preset.yaml"):
             (folder / name).write_bytes((REPOSITORY / "helm-values" / name).read_bytes())
         (folder / "bin").mkdir()
         (folder / "bin" / "helm").symlink_to(HELM)

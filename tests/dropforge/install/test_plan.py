@@ -129,6 +129,17 @@ def test_an_upgrade_goes_through_all_steps_that_have_our_images_or_settings() ->
     assert all(words in told for words in named.values())
 
 
+@pytest.mark.parametrize(("size", "on"), PAIRS)
+def test_pods_get_keys_where_they_have_no_roles(size: Any, on: Any) -> None:
+    script = " ".join(text(size, on, FILES, {}).replace("\\\n", " ").split())
+    keyed = on == "nebius" or size == "laptop"
+    assert ("secret generic dropforge-trainer --namespace $TRAINING --from-env-file trainer.env" in script) == keyed
+    assert ('--set "envFrom[0].secretRef.name=dropforge-connections"' in script) == keyed
+    assert ("dropforge-trainer --namespace $TRAINING --from-literal" in script) != keyed
+    # The order: what MLflow names is made before it.
+    assert script.index("secret generic dropforge-connections") < script.index("--install mlflow")
+
+
 def test_the_last_check_starts_a_pod_that_needs_image_and_bucket() -> None:
     for size, on in PAIRS:
         step = chosen(size, on)[-1]

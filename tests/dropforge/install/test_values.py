@@ -114,7 +114,7 @@ def test_no_values_hold_a_secret() -> None:
         for document in yaml.safe_load_all((ROOT / name).read_text()):
             for key, value in leaves(document):
                 assert not (SECRET.search(key) and isinstance(value, str) and len(value) > 40), f"{name}: {key}"
-    for name in ("settings.env", "connections.env"):
+    for name in ("settings.env", "connections.env", "trainer.env"):
         for line in (VALUES / name).read_text().splitlines():
             assert line.startswith("#") or not re.search(r"SECRET|PASSWORD|ACCESS_KEY", line), f"{name}: {line}"
 
