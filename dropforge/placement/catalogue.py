@@ -1,8 +1,8 @@
 """The instances of clouds as data (`instances.csv`): found by name, or by what a pod needs.
 
 The figures are those of the clouds' own pages: https://docs.aws.amazon.com/ec2/latest/instancetypes/ and
-https://docs.nebius.com/compute/virtual-machines/types. A file of one's own, with the same columns, adds rows and
-replaces those of the same name.
+https://docs.nebius.com/compute/virtual-machines/types; those of the cloud `any` are what usual machines have at the
+least. A file of one's own, with the same columns, adds rows and replaces those of the same name.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from dropforge.validation_errors import cause
 
 VARIABLE: Final = "DROPFORGE_INSTANCES"
 """Names a file of one's own."""
+ANY: Final = "any"
+"""Cloud of instances that stand for machines of whatever name: pods ask for no `instance-type`."""
 _OWN: Final = Path(__file__).with_name("instances.csv")
 _CLOSE: Final = 5  # that are named where none fits
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from dropforge.errors import DropforgeError
-from dropforge.placement.catalogue import Instance, find, pod_room
+from dropforge.placement.catalogue import ANY, Instance, find, pod_room
 from dropforge.placement.pods import GIB, TYPE, devices
 from dropforge.placement.teams import Amount, Flavor, Quota, Teams, count, wrong
 
@@ -20,7 +20,8 @@ def in_amounts(teams: Teams, instances: Mapping[str, Instance]) -> Teams:
     :raises DropforgeError: for an instance that nobody knows, `nodes` where there is none, and a quota without sizes.
     """
     on = {name: _instance(name, flavor, instances) for name, flavor in teams.flavors.items() if flavor.instance}
-    flavors = {name: _labelled(name, flavor) if name in on else flavor for name, flavor in teams.flavors.items()}
+    named = {name for name, instance in on.items() if instance.cloud != ANY}
+    flavors = {name: _labelled(name, flavor) if name in named else flavor for name, flavor in teams.flavors.items()}
     found = {
         name: team.model_copy(update={"quota": _quotas(f"teams.{name}.quota", team.quota, on)})
         for name, team in teams.teams.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dropforge.placement.catalogue import Instance, Needs, Room, missing, pod_room, size
+from dropforge.placement.catalogue import ANY, Instance, Needs, Room, missing, pod_room, size
 from dropforge.recipe import Compute
 
 FOLLOWING: Final = ("gpus", "gpu_memory_gb", "processes_per_node", "cpus", "memory_gb", "fabric")
@@ -62,12 +62,17 @@ def ahead(compute: Compute) -> tuple[float, float]:
     return compute.cpus / part, compute.memory_gb / part
 
 
+def labels(on: Instance) -> dict[str, str]:
+    """Labels of its nodes; nobody knows what machines of any cloud are called."""
+    return {**({} if on.cloud == ANY else {TYPE: on.name}), ARCH: on.arch}
+
+
 def placed(on: Instance, *, job: str, nodes: int, gpus: int, fabric: str | None = None) -> dict[str, Any]:
     """Arguments of the job's builder that bring its pods to such nodes, and if there are several, near to each other.
 
     :param job: its name. :param gpus: of a pod. :param fabric: `tcp` does without its devices.
     """
-    found: dict[str, Any] = {"node_selector": {TYPE: on.name, ARCH: on.arch}}
+    found: dict[str, Any] = {"node_selector": labels(on)}
     if on.gpus:
         found["tolerations"] = [GPU_TAINT]
     if nodes > 1:
@@ -110,7 +115,8 @@ def told(compute: Compute, among: Mapping[str, Instance]) -> str:
             cpus=compute.cpus,
             memory_gib=compute.memory_gb / GIB,
         )
-        fit = sorted((one for one in among.values() if not missing(needs, one)), key=size)
+        real = (one for one in among.values() if one.cloud != ANY)
+        fit = sorted((one for one in real if not missing(needs, one)), key=size)
         more = f" and {len(fit) - _NAMED} larger ones" if len(fit) > _NAMED else ""
         names = ", ".join(one.name for one in fit[:_NAMED])
         return f"{names}{more} have room for a pod" if fit else "none of the catalogue has room for such a pod"

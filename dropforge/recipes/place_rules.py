@@ -8,7 +8,7 @@ from typing import Any, Final
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.placement import catalogue
 from dropforge.placement.catalogue import Instance, pod_room
-from dropforge.placement.pods import ARCH, FOLLOWING, GIB, TYPE, sized
+from dropforge.placement.pods import FOLLOWING, GIB, labels, sized
 from dropforge.recipe import Compute
 from dropforge.text import counted
 
@@ -112,7 +112,7 @@ def check_place(compute: Compute) -> None:
                 f"with all GPUs of {on.name} a pod has {asked:g} of {most:.1f} {unit}, and the GPUs would wait for it",
                 "Leave out `cpus`, `memory_gb` and `processes_per_node`: `compute.instance` says them",
             )
-    for label, value in ((TYPE, on.name), (ARCH, on.arch)):
+    for label, value in labels(on).items():
         if (compute.node_selector or {}).get(label, value) != value:
             raise RecipeError(
                 "recipe key `compute.node_selector`",

@@ -46,13 +46,14 @@ def pods_of(arguments: dict[str, Any]) -> list[dict[str, Any]]:
 def test_the_jobs_of_every_instance_are_sound_and_fit_on_it(on: Instance) -> None:
     recipe = recipe_of(f"nodes: 2, instance: {on.name}")
     compute, spec, room = recipe.compute, spec_of(recipe), pod_room(on)
+    selector = {ARCH: on.arch} if on.cloud == "any" else {TYPE: on.name, ARCH: on.arch}
     assert (compute.gpus, compute.processes_per_node) == (on.gpus, on.gpus or 1)
     assert 0.9 * room.cpus < compute.cpus <= room.cpus
     assert 0.9 * room.memory_gib * GIB < compute.memory_gb <= room.memory_gib * GIB
     assert build_recipe(recipe.plain()) == recipe
     for arguments in (train_job(spec, recipe), evaluate_job(spec, recipe), asked_job(spec, recipe, "x", "s3://b/o")):
         for pod in pods_of(arguments):
-            assert pod["nodeSelector"] == {TYPE: on.name, ARCH: on.arch}
+            assert pod["nodeSelector"] == selector
             asked = pod["containers"][0]["resources"]["limits"]
             assert asked.get("nvidia.com/gpu") == (str(on.gpus) if on.gpus else None)
             assert bool(pod.get("tolerations")) == bool(on.gpus)
@@ -61,7 +62,7 @@ def test_the_jobs_of_every_instance_are_sound_and_fit_on_it(on: Instance) -> Non
             )
             assert not [name for name in asked if name.startswith("hugepages")]  # FI_EFA_USE_HUGE_PAGE is 0
     (pod,) = pods_of(tokenise_job(spec, recipe))
-    assert pod["nodeSelector"] == ({ARCH: on.arch} if on.gpus else {TYPE: on.name, ARCH: on.arch})
+    assert pod["nodeSelector"] == ({ARCH: on.arch} if on.gpus else selector)
     # It bears the taint of nodes with GPUs: often no others have room for it.
     assert [one["key"] for one in pod.get("tolerations", [])] == (["nvidia.com/gpu"] if on.gpus else [])
     assert "nvidia.com/gpu" not in pod["containers"][0]["resources"]["limits"]
@@ -263,6 +264,18 @@ def test_a_plan_tells_where_pods_go_or_could_go() -> None:
     assert line(instance="m7i.large", nodes=2).endswith("m7i.large, one pod on each, that reach each other over TCP")
     assert line(gpus=8, gpu_memory_gb=80, memory_gb=800).startswith("p4de.24xlarge, ")
     assert line(gpus=16) == "none of the catalogue has room for such a pod"
+
+
+def test_a_generic_instance_gives_sizes_and_leaves_the_choice_of_nodes() -> None:
+    chosen = "node_selector: {nvidia.com/gpu.product: NVIDIA-A100, node.kubernetes.io/instance-type: rack-7}"
+    recipe = recipe_of(f"nodes: 2, instance: generic.8gpu-80gb, {chosen}")
+    assert (recipe.compute.gpus, recipe.compute.gpu_memory_gb, recipe.compute.fabric) == (8, 80, "tcp")
+    for pod in pods_of(train_job(spec_of(recipe), recipe)):
+        assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-A100", TYPE: "rack-7", ARCH: "amd64"}
+    with pytest.raises(RecipeError, match="leaves a pod"):
+        recipe_of("instance: generic.8gpu-80gb, cpus: 100")
+    # What could have room is named by its own name.
+    assert "generic" not in told(Compute(backend="kubernetes", gpus=1, cpus=2, memory_gb=8), ALL)
 
 
 @pytest.mark.parametrize(

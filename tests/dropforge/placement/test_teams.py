@@ -394,6 +394,13 @@ def test_nodes_of_an_instance_are_what_pods_that_have_them_ask_for() -> None:
     assert "nvidia.com/gpu" not in parse_teams(IN_NODES).teams["a"].quota["arm"].by_name("nvidia.com/gpu")
 
 
+def test_nodes_of_a_generic_instance_are_counted_and_known_by_labels_of_ones_own_alone() -> None:
+    text = "flavors: {gpu: {instance: generic.8gpu-80gb%s}}\nteams: {a: {quota: {gpu: {nodes: 2}}}}\n"
+    assert "nodeLabels" not in rendered(text % "")["ResourceFlavor", "gpu"].get("spec", {})
+    assert rendered(text % ", labels: {pool: a}")["ResourceFlavor", "gpu"]["spec"] == {"nodeLabels": {"pool": "a"}}
+    assert parse_teams(text % "").teams["a"].quota["gpu"].gpus == 16
+
+
 @pytest.mark.parametrize(
     ("text", "number"), [("5120Mi", 5120 * 2**20), ("500m", 0.5), ("1.5G", 1.5e9), (7, 7), ("2k", 2000), ("3", 3)]
 )
