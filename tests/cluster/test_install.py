@@ -144,6 +144,7 @@ def test_what_a_size_alone_prints_passes_too(size: str, tmp_path: Path, monkeypa
         ("helm-values/postgres.yaml", "airflow"),
         ("helm-values/spark-driver.yaml", "training"),
         ("helm-values/terminal.yaml", "training"),
+        ("docs/how-to/install/database-pod.yaml", "airflow"),
         ("docs/how-to/install/gpu-pod.yaml", "training"),
     ],
 )

@@ -190,6 +190,16 @@ def test_gpus_of_eks_are_there_when_each_gpu_node_offers_them(
     assert told.stdout == ("" if done or rollout else nodes.splitlines()[-1] + "\n")
 
 
+def test_the_page_of_eks_takes_karpenters_template_of_the_plans_version() -> None:
+    (step,) = (step for step in STEPS if step.name == "karpenter")
+    page = (ROOT / "docs" / "how-to" / "install" / "eks.md").read_text()
+    (find,) = re.findall(r"VERSION=\$\(dropforge install --plan --on eks \| (.*)\)$", page, re.MULTILINE)
+    plan = text("team", "eks", FILES, {})
+    done = subprocess.run(["bash", "-c", find], input=plan, text=True, capture_output=True, check=True)
+    assert step.chart is not None
+    assert done.stdout == f"{step.chart.version}\n"
+
+
 def test_loki_gets_its_bucket_in_the_region_that_its_chart_is_told() -> None:
     (step,) = (step for step in STEPS if step.name == "loki")
     assert step.chart is not None
