@@ -44,6 +44,7 @@ class _Asked:
     recipe: str
     gigabytes: int
     node_path: str
+    enforce: str
 
 
 def manifests(
@@ -58,6 +59,9 @@ def manifests(
         list[str] | None, typer.Option(help="Namespace of trainings; may be repeated.", show_default="training")
     ] = None,
     size: Annotated[str, typer.Option(help="laptop, team or production.")] = "team",
+    enforce: Annotated[
+        str, typer.Option(help="namespaces: the Pod Security Standard that they enforce, baseline or restricted.")
+    ] = rights.STANDARDS[0],
     image: Annotated[str, typer.Option(help="job-triggerer, watching: Airflow's image.")] = "",
     cluster: Annotated[str, typer.Option(help="node-pools: the EKS cluster.")] = "",
     instance: Annotated[
@@ -107,6 +111,7 @@ def manifests(
         recipe=recipe,
         gigabytes=gigabytes,
         node_path=node_path,
+        enforce=enforce,
     )
     found: list[dict[str, Any]] = []
     for name in names:
@@ -202,7 +207,7 @@ def _pools(asked: _Asked) -> list[dict[str, Any]]:
 
 
 _KINDS: dict[str, Callable[[_Asked], list[dict[str, Any]]]] = {
-    "namespaces": lambda asked: rights.namespaces(asked.training),
+    "namespaces": lambda asked: rights.namespaces(asked.training, asked.enforce),
     "rights": _rights,
     "runtime": lambda asked: [runtime_of(name) for name in asked.training],
     "keys": lambda asked: keys.airflow_keys(asked.size),

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import yaml
 
+from dropforge.errors import DropforgeError
 from dropforge.install.access import COMPONENTS
 from dropforge.install.keys import AIRFLOW
 from dropforge.install.steps import Size
@@ -23,15 +24,22 @@ ROLES: Final = (
     "rbac-train-job.yaml",
 )
 _STANDARD: Final = "pod-security.kubernetes.io"
+STANDARDS: Final = ("baseline", "restricted")
 ENFORCED: Final = f"{_STANDARD}/enforce"
 """Label of a namespace by which it refuses pods that ask for more than a Pod Security Standard allows."""
 _RBAC: Final = "rbac.authorization.k8s.io"
 
 
-def namespaces(training: Sequence[str]) -> list[dict[str, Any]]:
-    """Of Airflow and of trainings. Privileged pods are refused; what is not restricted is warned of."""
+def namespaces(training: Sequence[str], enforced: str = STANDARDS[0]) -> list[dict[str, Any]]:
+    """Of Airflow and of trainings. Privileged pods are refused; what is not restricted is warned of.
+
+    :param enforced: of `STANDARDS`; `restricted` refuses the PyTorchJobs of several nodes of an unchanged operator.
+    :raises DropforgeError: if there is no such standard.
+    """
+    if enforced not in STANDARDS:
+        raise DropforgeError(f"standard {enforced!r}", "no pods are held to such", f"Give {' or '.join(STANDARDS)}")
     labels = {f"{_STANDARD}/{mode}": "restricted" for mode in ("warn", "audit")}
-    labels[ENFORCED] = "baseline"
+    labels[ENFORCED] = enforced
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
         for name in (AIRFLOW, *training)

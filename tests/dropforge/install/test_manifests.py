@@ -88,6 +88,16 @@ def test_keys_are_new_each_time_and_addresses_have_the_password_of_the_database(
     assert [one["metadata"]["name"] for one in made("keys", "--size", "team")] == ["dropforge-airflow-keys"]
 
 
+def test_namespaces_enforce_what_is_asked_for() -> None:
+    label = "pod-security.kubernetes.io/enforce"
+    for words, enforced in (([], "baseline"), (["--enforce", "restricted"], "restricted")):
+        found = made("namespaces", "--namespace", "a", *words)
+        assert {one["metadata"]["name"]: one["metadata"]["labels"][label] for one in found} == {
+            "airflow": enforced,
+            "a": enforced,
+        }
+
+
 def test_keys_do_not_go_to_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dropforge.cli.manifests.to_terminal", lambda: True)
     with pytest.raises(DropforgeError, match="the secrets"):
@@ -282,6 +292,7 @@ def test_help_names_all_kinds() -> None:
         (["job-triggerer"], "--image"),
         (["job-triggerer", "--size", "huge", "--image", "x"], "size"),
         (["namespaces", "--namespace", "Team_A"], "namespace"),
+        (["namespaces", "--enforce", "privileged"], "standard 'privileged': .*baseline or restricted"),
         (["nothing"], "there are none such"),
     ],
 )
