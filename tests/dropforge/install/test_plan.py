@@ -238,6 +238,9 @@ def test_queues_begin_in_the_plans_namespace_and_changes_to_them_stay(
     made = list(yaml.safe_load_all(run("queues", "render", "teams.yaml")))
     assert [one["metadata"]["name"] for one in made if one["kind"] == "LocalQueue"] == ["training"]
     assert {one["metadata"].get("namespace", "team-a") for one in made} == {"team-a"}
+    # What recipes name as `compute.priority` is there; pods have no PriorityClass, which would pass by the queue.
+    priorities = {one["metadata"]["name"]: one["value"] for one in made if one["kind"] == "WorkloadPriorityClass"}
+    assert priorities["low"] < priorities["normal"] == 0 < priorities["urgent"]
     (tmp_path / "teams.yaml").write_text("of our own")
     subprocess.run(make, check=True)
     assert (tmp_path / "teams.yaml").read_text() == "of our own"
