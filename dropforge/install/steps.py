@@ -92,6 +92,8 @@ VARIABLES: Final = {
     "FILE_SYSTEM": ("fs-0123456789abcdef0", "of EFS"),
     "AIRFLOW_IMAGE": ("registry.example/dropforge-airflow@sha256:...", "of images.lock"),
     "MLFLOW_IMAGE": ("registry.example/dropforge-mlflow@sha256:...", "of images.lock"),
+    "TRAINER_IMAGE": ("registry.example/dropforge-trainer@sha256:...", "of images.lock"),
+    "CURATION_IMAGE": ("registry.example/dropforge-curation@sha256:...", "of images.lock"),
 }
 
 
@@ -417,10 +419,13 @@ STEPS: Final = (
         "settings",
         "Settings, connections and the preset of this installation",
         "What no other installation has: bucket, queue, addresses, image. Change the copies of the three files first; "
-        "after a later change give the step again",
+        "after a later change give the step again. Images of the preset with our names become those of images.lock",
         check="kubectl get --namespace airflow configmap/dropforge-settings secret/dropforge-connections "
         "configmap/dropforge-presets",
         before=(
+            'sed -e "s|image: [^ ,}]*/dropforge-trainer[:@][^ ,}]*|image: ${TRAINER_IMAGE:?}|" '
+            '-e "s|image: [^ ,}]*/dropforge-curation[:@][^ ,}]*|image: ${CURATION_IMAGE:?}|" preset.yaml > preset.new '
+            "&& mv preset.new preset.yaml",
             f"kubectl create configmap dropforge-settings {_IN} --from-env-file settings.env {_REPLACE}",
             f"kubectl create secret generic dropforge-connections {_IN} --from-env-file connections.env {_REPLACE}",
             f"kubectl create configmap dropforge-presets {_IN} --from-file cluster.yaml=preset.yaml {_REPLACE}",

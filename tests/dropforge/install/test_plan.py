@@ -91,6 +91,7 @@ def test_settings_take_a_change_and_keys_are_not_replaced(tmp_path: Path) -> Non
     )
     (tmp_path / "kubectl").chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TRAINING": "training"}
+    env |= {"TRAINER_IMAGE": "t", "CURATION_IMAGE": "c"}
     steps = {step.name: "\n".join(["set -e", *step.before]) for step in STEPS}
 
     def give(name: str) -> int:
@@ -127,6 +128,33 @@ def test_an_upgrade_goes_through_all_steps_that_have_our_images_or_settings() ->
     assert ours == set(named)
     (told,) = re.findall(r"Then give the steps for (.*?) again\.", upgrade)
     assert all(words in told for words in named.values())
+
+
+def test_the_preset_gets_the_images_of_the_lock_and_keeps_others(tmp_path: Path) -> None:
+    (step,) = (step for step in STEPS if step.name == "settings")
+    preset, env = tmp_path / "preset.yaml", {"PATH": os.environ["PATH"]}
+    env |= {
+        f"{name}_IMAGE": f"r.example:5000/a/dropforge-{name.lower()}@sha256:{'b' * 64}"
+        for name in ("TRAINER", "CURATION")
+    }
+
+    def filled(text: str) -> Any:
+        preset.write_text(text)
+        subprocess.run(["bash", "-c", step.before[0]], cwd=tmp_path, env=env, check=True)
+        return yaml.safe_load(preset.read_text())
+
+    shipped = (ROOT / "helm-values" / "preset.yaml").read_text()
+    for _again in range(2):
+        assert filled(shipped)["compute"]["image"] == env["TRAINER_IMAGE"]
+        shipped = preset.read_text()
+    pods = "curation: {spark: {cluster: {image: old.example/dropforge-curation@sha256:aa, executors: 2}}}\n"
+    found = filled(f"{pods}compute:\n  image: old.example/our-trainer:1\n  nodes: 2 # as dropforge-trainer:1 had\n")
+    assert found["curation"]["spark"]["cluster"] == {"image": env["CURATION_IMAGE"], "executors": 2}
+    assert found["compute"] == {"image": "old.example/our-trainer:1", "nodes": 2}
+    del env["TRAINER_IMAGE"]
+    with pytest.raises(subprocess.CalledProcessError):
+        filled(shipped)
+    assert preset.read_text() == shipped, "a shell without the variables leaves it as it is"
 
 
 @pytest.mark.parametrize(("size", "on"), PAIRS)
