@@ -194,6 +194,25 @@ def test_a_first_drop_without_a_recipe_leaves_its_family_the_preset(store: Store
         plan(store, entered(store, "d2", "promote: {min_improvement: -1.0}"), owner="run-2")
 
 
+def test_who_starts_a_run_does_not_choose_its_reviewers(store: Store) -> None:
+    drop = entered(store)
+
+    def approval(**form: Any) -> Any:
+        asked = {name: yaml.safe_dump(value) if name == "recipe" else value for name, value in form.items()}
+        return resolve_recipe(store, drop, filled({"drop": "fam/d1", **asked}, "b"), ALONE).recipe.promote.approval
+
+    assert approval(recipe={"promote": {"approval": {"people": ["ann"]}}}).people == ("ann",)  # more is anybody's
+    family_recipe.write(store, "fam", {"extends": "tiny", "promote": {"approval": {"people": ["bob"]}}}, "tiny", "ann")
+    for form in ({}, {"preset": "tiny"}, {"recipe": {"promote": {"approval": {"people": ["bob"]}}}}):
+        assert approval(**form).people == ("bob",)
+    for other in (None, {"people": ["mallory"]}, {"people": []}, {"otherwise": "promote"}):
+        for form in ({}, {"preset": "tiny"}):
+            with pytest.raises(
+                RecipeError, match=r"`promote.approval`: the form changes what holds for family fam \(set"
+            ):
+                approval(recipe={"promote": {"approval": other}}, **form)
+
+
 KERNELS = {"kernels": ["tidy"]}
 CLUSTER = {"image": "r/i:1", "volumes": [{"claim": "work", "path": "/work", "read_only": False}]}
 ON_CLUSTER = {**KERNELS, "engine": "spark", "spark": {"cluster": CLUSTER}}

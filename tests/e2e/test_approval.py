@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from playwright.sync_api import Page, expect
 
-from dropforge import layout, tracking
+from dropforge import family_recipe, layout, tracking
 from dropforge.client.airflow import FINETUNE
 from dropforge.client.drops import wait_for_run
 from dropforge.errors import DropforgeError
+from dropforge.recipes.load import merge
 from dropforge.stack.state import AIRFLOW_USER
 from tests.browser import needs_browser
 from tests.e2e.harness import EVALUATE, Stack, typed
@@ -86,11 +88,13 @@ def test_a_clear_asks_again(stack: Stack, promoted: str) -> None:
 
 
 def ask_again(stack: Stack, steps: int, **approval: object) -> str:
-    """A run from the form on the first drop, and the question that it waits with."""
+    """A run from the form on the first drop, and the question that it waits with: the family's, as it is for that run."""
+    recipe = yaml.safe_load(RECIPE)
+    family_recipe.write(stack.connection.store, FAMILY, merge(recipe, {"promote": {"approval": approval}}), None, "ann")
     conf = {"drop": f"{FAMILY}/one", "again": True, "evaluate_max_rows": 40, "train_max_steps": steps}
-    promote = {"better_than_base": False, "min_improvement": -0.9, "approval": approval}
-    run = stack.connection.airflow.trigger(FINETUNE, {**conf, "overrides": {"promote": promote}})
+    run = stack.connection.airflow.trigger(FINETUNE, conf)
     asked(stack, run)
+    family_recipe.write(stack.connection.store, FAMILY, recipe, None, "ann")
     return run
 
 

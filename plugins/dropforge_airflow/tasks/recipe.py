@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dropforge import family_recipe, layout
 from dropforge.drop import Drop
@@ -16,6 +16,7 @@ from dropforge.families import rules_of
 from dropforge.family_recipe import Kept, Ruling
 from dropforge.readable import Readable, readable
 from dropforge.recipe import Recipe
+from dropforge.recipe_approval import Approval
 from dropforge.recipes.described import trained
 from dropforge.recipes.drop_rules import split_descriptive
 from dropforge.recipes.load import (
@@ -32,6 +33,8 @@ from dropforge.store import Store
 from dropforge_airflow.filled import Filled
 
 log = logging.getLogger(__name__)
+
+_APPROVAL: Final = "promote.approval"
 
 
 @dataclass(frozen=True)
@@ -79,16 +82,18 @@ def resolve_recipe(
         values = resolve(gathered)
         return Resolved(_held(check_startable(build_recipe(merge(values, asked.over))), values))
     own = family_recipe.read_own(store, drop)
-    ruling = None if asked.preset else find_ruling(store, drop.family, installation)
+    family = find_ruling(store, drop.family, installation)
+    ruling = None if asked.preset else family
     may = installation.self_service and drop.uploaded
     sets_it = ruling is not None and family_recipe.sets_recipe(store, drop.family, ruling, self_service=may)
     try:
         if ruling is None:
-            values = _over_preset(str(asked.preset), own or {})
+            values = _with_review(_over_preset(str(asked.preset), own or {}), family)
         else:
             values = family_recipe.put_drop(ruling, own or {}, sets_it=sets_it)
             log.info("Recipe of %s", "the drop, the family's first" if sets_it else ruling.authority.name)
         recipe = _held(check_startable(build_recipe(merge(values, asked.over))), values)
+        _check_review(recipe, values, family)
         log.info("It trains %s", trained(recipe))
     except RecipeError as error:
         if own is None or asked.over:
@@ -103,6 +108,23 @@ def find_ruling(store: Store, family: str, installation: Installation) -> Ruling
     """Find what holds for a family. :raises DropforgeError: if its file or its recipe cannot be used."""
     file = rules_of(installation.families, family) if installation.families is not None else None
     return family_recipe.rule(store, family, installation.preset, file)
+
+
+def _with_review(values: dict[str, Any], family: Ruling) -> dict[str, Any]:
+    """A recipe that takes the family's place, with the family's `promote.approval`."""
+    asked = at_path(family.values, _APPROVAL)
+    return values if asked is None else merge(values, {"promote": {"approval": asked}})
+
+
+def _check_review(recipe: Recipe, values: Mapping[str, Any], family: Ruling) -> None:
+    """:raises RecipeError: if who started the run would choose who approves of its model, or that nobody does."""
+    asked = at_path(values, _APPROVAL)
+    if asked is not None and recipe.promote.approval != Approval.model_validate(asked):
+        raise RecipeError(
+            f"recipe key `{_APPROVAL}`",
+            f"the form changes what holds for {family.authority.name}: who starts a run does not choose its reviewers",
+            f"Leave it out; {family.authority.change}",
+        )
 
 
 def _held(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
