@@ -11,6 +11,7 @@ from typing import Any
 from airflow.sdk import DAG, Param, chain, task
 from dropforge_airflow.alerts.callbacks import TASK_FAILED
 from dropforge_airflow.assets import FINETUNE_DAG, SWEEP_DAG
+from dropforge_airflow.form import nested_object
 from dropforge_airflow.retries import PLAIN_TASK, WAITING_TASK
 from dropforge_airflow.starting import AwaitRunOperator, StartRunOperator
 from dropforge_airflow.tasks import sweep
@@ -28,8 +29,8 @@ with DAG(
         "sweep": Param(
             None,
             "As in a sweep's file: `recipe`, `space`, `trials`, `at_once`, `seed`, `early_stop`.",
-            type=["object", "null"],
             title="Sweep",
+            **nested_object(),
         ),
         "drop": Param(None, "As in the form of a run.", type=["string", "null"], title="Drop", maxLength=160),
         "family": Param(None, "As in the form of a run.", type=["string", "null"], title="Family", maxLength=160),

@@ -94,6 +94,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
 
 _YES_NO: Final = {"yes": True, "no": False}
 _INTERVALS: Final = frozenset({"train.eval_every", "train.checkpoint_every"})
+_DEEPEST: Final = 16  # levels of a recipe or sweep in the form
 _EMPTY: Final = "as in the family's recipe or the preset"
 
 
@@ -154,9 +155,22 @@ def form_fields(default_preset: str | None = None) -> dict[str, FormField]:
     fields["overrides"] = FormField(
         None,
         'Any other recipe keys, as nested JSON: `{"train": {"clip": 0.5}}`. They win over all fields above.',
-        {"type": ["object", "null"], "title": "More recipe keys", "section": "Everything else"},
+        {**nested_object(), "title": "More recipe keys", "section": "Everything else"},
     )
     return fields
+
+
+def nested_object() -> dict[str, Any]:
+    """JSON schema of an object, or nothing, as far as Airflow carries one to its tasks: whole numbers have 64 bits."""
+    number = {"type": "number", "minimum": -(2**63), "maximum": 2**63 - 1}
+    plain: list[dict[str, Any]] = [number, {"type": ["string", "boolean", "null"]}]
+    levels: dict[str, Any] = {}
+    for level in range(_DEEPEST):
+        inner = {"$ref": f"#/$defs/level{level + 1}"}
+        lists = {"type": "array", "items": inner}
+        levels[f"level{level}"] = {"anyOf": [*plain, lists, {"type": "object", "additionalProperties": inner}]}
+    levels[f"level{_DEEPEST}"] = {"anyOf": plain}
+    return {"type": ["object", "null"], "additionalProperties": {"$ref": "#/$defs/level0"}, "$defs": levels}
 
 
 def field_name(key: str) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import jsonschema
 import pytest
+from airflow.sdk import Param
+from airflow.sdk.exceptions import ParamValidationError
 from dropforge_airflow.filled import filled
 from dropforge_airflow.form import SECTIONS, form_fields, form_overrides
 
@@ -90,6 +93,24 @@ def test_the_presets_are_offered_and_the_default_follows_the_environment() -> No
     assert field.schema["enum"] == [None, *presets()]
     with pytest.raises(RecipeError, match="DROPFORGE_PRESET"):
         form_fields("nope")
+
+
+def test_what_airflow_cannot_carry_to_a_task_is_refused_by_the_form() -> None:
+    """Its own protocol has 64 bits for a whole number, and ends the task's process before the task begins."""
+    field = form_fields()["overrides"]
+
+    def take(value: Any) -> Any:
+        return Param(field.default, field.description, **field.schema).resolve(value)
+
+    deep: Any = 1
+    for _ in range(14):
+        deep = {"a": [deep]} if _ % 2 else {"a": deep}
+    for good in (None, {}, {"train": {"max_steps": 6, "clip": 0.5}}, {"a": [{"b": 2**63 - 1}, "c", None]}):
+        assert take(good) == good
+    digits = int("9" * 60)
+    for bad in ({"train": {"max_steps": digits}}, {"a": [{"b": -digits}]}, {"a": 2**63}, {"a": deep}):
+        with pytest.raises(ParamValidationError):
+            take(bad)
 
 
 def test_overrides_must_be_an_object() -> None:

@@ -88,7 +88,7 @@ def test_a_clear_asks_again(stack: Stack, promoted: str) -> None:
 
 
 def ask_again(stack: Stack, steps: int, **approval: object) -> str:
-    """A run from the form on the first drop, and the question that it waits with: the family's, as it is for that run."""
+    """A run from the form on the first drop, and the question that it waits with, which is the family's meanwhile."""
     recipe = yaml.safe_load(RECIPE)
     family_recipe.write(stack.connection.store, FAMILY, merge(recipe, {"promote": {"approval": approval}}), None, "ann")
     conf = {"drop": f"{FAMILY}/one", "again": True, "evaluate_max_rows": 40, "train_max_steps": steps}
