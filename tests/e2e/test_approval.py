@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import yaml
@@ -102,6 +103,10 @@ def test_only_who_is_named_may_answer_and_a_run_that_waits_can_be_cancelled(stac
     run = ask_again(stack, 4, people=["somebody-else"])
     with pytest.raises(DropforgeError, match="is not a respondent for the task"):
         stack.connection.airflow.answer(FINETUNE, run, "approve", "Promote")
+    task = f"/api/v2/dags/{FINETUNE}/dagRuns/{quote(run, safe='')}/taskInstances/approve"
+    for method, kept in (("PUT", "state-store/answer"), ("PATCH", "xcomEntries/return_value")):
+        with pytest.raises(DropforgeError, match="nothing but their tasks writes them"):
+            stack.connection.airflow._call(method, f"{task}/{kept}", json={"value": {"yes": True}})
     stack.cancel(run)
     assert stack.end(run) == "failed"
     (tracked,) = stack.tracked(run)
