@@ -3,7 +3,8 @@
 A text of an item is found in a row if the row holds at least a share of its distinct runs of neighbouring words, as in
 the decontamination of GPT-3 (Brown et al., 2020, appendix C) by runs of 13 words; case, punctuation and composition
 make no difference. A text shorter than a run is looked for as a whole. All texts of a row are looked at as one, so that
-an item that is split over messages is found too. What is said in other words, or with other numbers, is not found.
+an item that is split over messages is found too, or stands in thoughts and calls. What is said in other words, or with
+other numbers, is not found.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import pyarrow as pa
 
 from curation.reasons import Filtered
 from curation.stage import Stage, Staged, refusals
+from curation.turns import texts_of
 from curation.words import PROFILE, shingles, words
 
 #: Raised when the same row or item ends in another way: part of the rules, so of the digest.
@@ -157,11 +159,12 @@ def found(texts: Sequence[str], index: Index, per_million: int) -> Iterator[tupl
 def _rows(passages: pa.RecordBatch) -> tuple[list[int], list[str]]:
     """(numbers of the rows, all that each says)."""
     said: dict[int, list[str]] = {}
-    rows, contents = passages.column("row").to_pylist(), passages.column("content").to_pylist()
-    for row, content in zip(rows, contents, strict=True):
-        said.setdefault(row, []).append(content)
-        if "\\" in content:  # an item may stand in a string of JSON, as tools answer
-            said[row].append(_ESCAPE.sub(_unescaped, content))
+    columns = (passages.column(name).to_pylist() for name in ("row", "content", "beside"))
+    for row, content, beside in zip(*columns, strict=True):
+        for text in (content, *(texts_of(beside) if beside else ())):
+            said.setdefault(row, []).append(text)
+            if "\\" in text:  # an item may stand in a string of JSON, as tools answer
+                said[row].append(_ESCAPE.sub(_unescaped, text))
     return list(said), ["\n".join(parts) for parts in said.values()]
 
 

@@ -185,9 +185,8 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
     if scrub is not None:
         label, source, shown = (None if value is None else scrub(value) for value in (row.label, row.source, group))
         extras = None if row.extras is None else scrubbed(row.extras, scrub)
-        beside = tuple(hidden(text, scrub) if text else "" for text in row.beside)
         tools = None if row.tools is None else hidden(row.tools, scrub)
-        masked = row._replace(label=label, source=source, group=shown, extras=extras, beside=beside, tools=tools)
+        masked = row._replace(label=label, source=source, group=shown, extras=extras, tools=tools)
         report.masked += masked != row
         row = masked
     key, exact, words, question, asked, beginnings = names(row)

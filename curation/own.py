@@ -105,7 +105,8 @@ def _put_through(name: str, kernel: Kernel, passages: pa.RecordBatch) -> Staged:
     contents: list[str] = []
     ended: list[tuple[int, str, str]] = []
     counts: Counter[str] = Counter()
-    for row, group in groupby(zip(*(column.to_pylist() for column in passages.columns), strict=True), lambda p: p[0]):
+    columns = (passages.column(column).to_pylist() for column in ("row", "role", "content"))
+    for row, group in groupby(zip(*columns, strict=True), lambda p: p[0]):
         given = [(role, content) for _, role, content in group]
         before = [content for _, content in given]
         texts, end = _answer(name, kernel, given)

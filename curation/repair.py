@@ -33,6 +33,7 @@ import pyarrow.compute as pc
 from curation.columns import strings
 from curation.composing import many_marks
 from curation.stage import Stage, Staged, refusals
+from curation.turns import with_texts
 from dropforge.errors import RecipeError
 
 #: Raised when the same text gives another one: part of the rules, so of the digest.
@@ -40,6 +41,7 @@ VERSION: Final = 1
 
 _LAYERS: Final = 3  # times that text may have been misread
 _LOOKED_AT: Final = r"[^\t\n\x20-\x7e]"
+_LOOKED_AT_IN_JSON: Final = rf"{_LOOKED_AT}|\\[bfru]"
 _NEW_LINE: Final = re.compile(r"\r\n?|[\x0b\x0c\x1c-\x1e\x85]")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x9f]")
 _UNSEEN: Final = re.compile("[\u00ad\ufeff\u2060\u200b\u200c\u200d]+")
@@ -89,21 +91,39 @@ def make_repair(_: Repair) -> Stage:
 
     def stage(passages: pa.RecordBatch) -> Staged:
         found = pc.indices_nonzero(pc.match_substring_regex(passages.column("content"), _LOOKED_AT)).to_pylist()
-        rows = passages.column("row").to_pylist() if found else []
+        beside = pc.indices_nonzero(pc.match_substring_regex(passages.column("beside"), _LOOKED_AT_IN_JSON)).to_pylist()
+        rows = passages.column("row").to_pylist() if found or beside else []
         contents = passages.column("content").to_pylist() if found else []
+        said = passages.column("beside").to_pylist() if beside else []
         done: set[tuple[str, int]] = set()
         for at in found:
-            mended, what = repaired(contents[at])
-            contents[at] = mended
+            contents[at], what = repaired(contents[at])
+            done |= {(name, rows[at]) for name in what}
+        for at in beside:
+            said[at], what = _repaired_within(said[at])
             done |= {(name, rows[at]) for name in what}
         changed = {(name, row) for name, row in done if name not in {"lost", "not_composed"}}
         counts = Counter(f"unicode_{name}" for name, _ in done)
         counts["unicode_repaired"] = len({row for _, row in changed})
-        if changed:
+        if changed and found:
             passages = passages.set_column(2, "content", strings(contents))
+        if changed and beside:
+            passages = passages.set_column(3, "beside", strings(said))
         return Staged(passages, refusals([], [], []), +counts)
 
     return stage
+
+
+def _repaired_within(said: str) -> tuple[str, set[str]]:
+    """The same for the texts of thoughts and calls."""
+    what: set[str] = set()
+
+    def mend(text: str) -> str:
+        mended, how = repaired(text)
+        what.update(how)
+        return mended
+
+    return with_texts(said, mend), what
 
 
 def repaired(text: str) -> tuple[str, set[str]]:

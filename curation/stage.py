@@ -12,14 +12,18 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from curation import turns
 from curation.canonical import Row, clean
 from curation.columns import integers, strings
 from curation.reasons import Reason, RejectError
 from curation.tokens import invisible
 from dropforge.errors import DropforgeError
 
-#: The texts of a batch of rows, in order: a message each, or a text, whose role is null. `row` counts from 0.
-PASSAGES: Final = pa.schema([("row", pa.int64()), ("role", pa.string()), ("content", pa.string())])
+#: The texts of a batch of rows, in order: a message each, or a text, whose role is null. `row` counts from 0; `beside`
+#: is what a message says beside its content, thoughts and calls, as JSON text (`curation.turns`), or null.
+PASSAGES: Final = pa.schema(
+    [("row", pa.int64()), ("role", pa.string()), ("content", pa.string()), ("beside", pa.string())]
+)
 #: Rows that end in a stage, each once and in order: a code of the ledger, and what was found, which never quotes them.
 REFUSED: Final = pa.schema([("row", pa.int64()), ("reason", pa.string()), ("detail", pa.string())])
 
@@ -69,25 +73,41 @@ def put_through(rows: Sequence[Row], stages: Sequence[Stage]) -> tuple[list[Row 
             kept = [at for at, row in enumerate(passages.column("row").to_pylist()) if row not in gone]
             passages = passages.take(integers(kept))
     texts: dict[int, list[str]] = {}
-    for row, content in zip(passages.column("row").to_pylist(), passages.column("content").to_pylist(), strict=True):
+    said: dict[int, list[str]] = {}
+    for row, content, beside in zip(*(passages.column(name).to_pylist() for name in _LEFT), strict=True):
         texts.setdefault(row, []).append(content)
-    return [ended.get(at) or _changed(row, texts[at]) for at, row in enumerate(rows)], dict(counts)
+        said.setdefault(row, []).append(beside or "")
+    return [ended.get(at) or _changed(row, texts[at], said[at]) for at, row in enumerate(rows)], dict(counts)
+
+
+_LEFT: Final = ("row", "content", "beside")
 
 
 def _passages(rows: Sequence[Row]) -> pa.RecordBatch:
     numbers: list[int] = []
     roles: list[str | None] = []
     contents: list[str] = []
+    said: list[str | None] = []
     for at, row in enumerate(rows):
         if row.text is None:
             numbers += [at] * len(row.roles)
             roles += row.roles
             contents += row.contents
+            said += [beside or None for beside in row.beside] or [None] * len(row.roles)
         else:
             numbers.append(at)
             roles.append(None)
             contents.append(row.text)
-    return pa.RecordBatch.from_arrays([integers(numbers), strings(roles), strings(contents)], schema=PASSAGES)
+            said.append(None)
+    return passages_of(numbers, roles, contents, said)
+
+
+def passages_of(
+    rows: Sequence[int], roles: Sequence[str | None], contents: Sequence[str], beside: Sequence[str | None] = ()
+) -> pa.RecordBatch:
+    """A batch of passages; without `beside`, messages say nothing but their contents."""
+    columns = [integers(rows), strings(roles), strings(contents), strings(beside or [None] * len(rows))]
+    return pa.RecordBatch.from_arrays(columns, schema=PASSAGES)
 
 
 def _checked(stage: Stage, passages: pa.RecordBatch) -> Staged:
@@ -112,8 +132,16 @@ def _ended(passages: pa.RecordBatch, refused: pa.RecordBatch) -> dict[int, Refus
     }
 
 
-def _changed(row: Row, texts: Sequence[str]) -> Row | Refusal:
-    """The row with new texts, which may have become empty, or may hold control tokens that were none before."""
+def _changed(row: Row, texts: Sequence[str], said: Sequence[str]) -> Row | Refusal:
+    """The row with new texts, which may have become empty, or may hold control tokens that were none before.
+
+    :param said: beside each of them.
+    """
+    if row.beside and said != [*row.beside]:
+        try:
+            row = row._replace(beside=tuple(turns.with_texts(one, lambda text: clean(text)[0]) for one in said))
+        except RejectError as error:
+            return Refusal(error.reason, error.detail, "")
     if texts == ([*row.contents] if row.text is None else [row.text]):
         return row
     roles: list[str] = []

@@ -159,8 +159,8 @@ class Task:
 @dataclass
 class Report:
     """Counters of one split. `records` counts input rows, `neutralised` and `invisible` rows that were touched, `short`
-    rows that were too short for a shingle, `masked` those whose label, source, group or extras have a mask, `recoded`
-    lines that are not UTF-8 and were read as the recipe says, `dialect` what was seen of how CSV is written
+    rows that were too short for a shingle, `masked` those whose label, source, group, tools or extras have a mask,
+    `recoded` lines that are not UTF-8 and were read as the recipe says, `dialect` what was seen of how CSV is written
     (`curation.dialect`); `counts` is what the stages counted, `columns`
     what columns the input has, `unlisted` how many values are in columns beyond these, and `unknown` in how many rows
     which field means nothing beside the others, or a message has a key (`messages.NAME`) that means nothing here;

@@ -262,6 +262,24 @@ def in_one_order(text: str) -> str:
     return json.dumps(json.loads(text), sort_keys=True, **_COMPACT)
 
 
+def with_texts(text: str, change: Callable[[str], str]) -> str:
+    """What `told_text` made, with its texts and keys changed; nothing of nothing."""
+    return written(json.loads(text), change) if text else ""
+
+
+def texts_of(text: str) -> list[str]:
+    """All texts within what `told_text` made, without keys."""
+    found: list[str] = []
+    rest = [json.loads(text)]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, dict | list):
+            rest += reversed([*value.values()] if isinstance(value, dict) else value)
+    return found
+
+
 def hidden(text: str, scrub: Callable[[str], str]) -> str:
     """What `written` made, with masks in its texts and keys, and for numbers that are personal data."""
 

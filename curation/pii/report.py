@@ -54,9 +54,9 @@ def section(card: Mapping[str, Any]) -> str:
         for kind, item in found["planted"].items()
     )
     return (
-        f"<p>{sum(found['found'].values()):,} values {action} {found['rows']:,} rows; the label, source or group of"
-        f" {found['names']:,} rows has a mask. Names, streets and what people"
-        " say of themselves in words are not looked for.</p>"
+        f"<p>{sum(found['found'].values()):,} values {action} {found['rows']:,} rows, thoughts and calls included; the"
+        f" label, source, group, tools or kept columns of {found['names']:,} rows have a mask. Names, streets and what"
+        " people say of themselves in words are not looked for.</p>"
         f"<figure>{bars(counts, 'personal data by kind')}</figure>"
         "<h3>How well they are found</h3><p>Measured with these settings on a generated set that has values planted,"
         " and numbers, versions and hashes that only look like some. Real text has other forms.</p>"

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from curation.columns import strings
 from curation.pii.contacts import emails, hosts
@@ -18,7 +19,8 @@ from curation.pii.numbers import ibans, numbers, phones, written
 from curation.pii.prefilter import PATTERNS, Prefilter
 from curation.pii.secrets import secrets
 from curation.reasons import Filtered
-from curation.stage import PASSAGES, Stage, Staged, refusals
+from curation.stage import Stage, Staged, refusals
+from curation.turns import hidden
 from dropforge.errors import DropforgeError
 
 #: Raised when what is found or how it is masked changes: part of the rules, so of the digest.
@@ -57,27 +59,51 @@ def make_pii(settings: Pii, env: Mapping[str, str] = os.environ) -> Stage:
     key = _key(settings, env)
     prefilter = Prefilter(settings.kinds)
 
+    look = _finder(settings.kinds, key, prefilter)
+
     def stage(passages: pa.RecordBatch) -> Staged:
-        texts = passages.column("content")
-        found: dict[int, list[Hit]] = {}
-        masked = _masked(texts, settings.kinds, key, prefilter, found)
+        texts, beside = passages.column("content"), passages.column("beside")
+        found: dict[int, list[str]] = {}
+        hits: dict[int, list[Hit]] = {}
+        masked = _masked(texts, settings.kinds, key, prefilter, hits)
+        for place, some in hits.items():
+            found[place] = [hit.kind for hit in some]
+        said: dict[int, str] = {}
+        for place in pc.indices_nonzero(pc.is_valid(beside)).to_pylist():
+            known, stays = found.get(place, []), list[str]()
+
+            def scrub(text: str, known: list[str] = known, stays: list[str] = stays) -> str:
+                left, some = look(text)
+                known.extend(some)
+                stays.extend(some if left is None else ())
+                return left or ""
+
+            before = beside[place].as_py()
+            after = hidden(before, scrub)
+            if after != before:
+                said[place], found[place] = after, known
+            if stays:
+                masked.setdefault(place, None)
         rows = passages.column("row").to_pylist()
         kinds: dict[int, set[str]] = {}
         counts: dict[str, int] = {}
-        for place, hits in found.items():
-            kinds.setdefault(rows[place], set()).update(hit.kind for hit in hits)
-            for hit in hits:
-                counts[f"pii_{hit.kind}"] = counts.get(f"pii_{hit.kind}", 0) + 1
+        for place, named in found.items():
+            kinds.setdefault(rows[place], set()).update(named)
+            for kind in named:
+                counts[f"pii_{kind}"] = counts.get(f"pii_{kind}", 0) + 1
         if kinds:
             counts["pii_rows"] = len(kinds)
-        stuck = {rows[place] for place in found if masked[place] is None}
+        stuck = {rows[place] for place in found if masked.get(place, "") is None}
         gone = sorted(kinds if settings.action == "drop-row" else stuck)
         details = [", ".join(kind for kind in KINDS if kind in kinds[row]) for row in gone]
         refused = refusals(gone, [Filtered.PERSONAL_DATA] * len(gone), details)
-        if found:
+        if masked:
             whole = texts.to_pylist()
-            contents = strings([masked[place] or "" if place in masked else text for place, text in enumerate(whole)])
-            passages = pa.RecordBatch.from_arrays([*passages.columns[:2], contents], schema=PASSAGES)
+            contents = [masked[place] or "" if place in masked else text for place, text in enumerate(whole)]
+            passages = passages.set_column(2, "content", strings(contents))
+        if said:
+            given = [said.get(place, text) for place, text in enumerate(beside.to_pylist())]
+            passages = passages.set_column(3, "beside", strings(given))
         return Staged(passages, refused, counts)
 
     return stage
@@ -88,16 +114,22 @@ def make_scrub(settings: Pii, env: Mapping[str, str] = os.environ) -> Callable[[
 
     :raises DropforgeError: as `make_pii` does.
     """
-    key, kinds = _key(settings, env), settings.kinds
-    prefilter = Prefilter(kinds)
+    look = _finder(settings.kinds, _key(settings, env), Prefilter(settings.kinds))
+    return lambda text: look(text)[0] or ""  # what does not settle is no text to show
 
-    def scrub(text: str) -> str:
-        masked = _masked(strings([text]), kinds, key, prefilter, {})
-        # What does not settle is no text to show.
-        return masked[0] or "" if 0 in masked else text
 
-    again = lru_cache(maxsize=4096)(scrub)  # sources and labels come again and again
-    return lambda text: again(text) if len(text) <= _SHORT else scrub(text)
+def _finder(
+    kinds: Collection[str], key: bytes | None, prefilter: Prefilter
+) -> Callable[[str], tuple[str | None, tuple[str, ...]]]:
+    """One text at a time: with masks, or None if it does not settle, and the kinds of what it held."""
+
+    def look(text: str) -> tuple[str | None, tuple[str, ...]]:
+        found: dict[int, list[Hit]] = {}
+        masked = _masked(strings([text]), kinds, key, prefilter, found)
+        return masked.get(0, text), tuple(hit.kind for hit in found.get(0, ()))
+
+    again = lru_cache(maxsize=4096)(look)  # sources, labels and keys come again and again
+    return lambda text: again(text) if len(text) <= _SHORT else look(text)
 
 
 def find(text: str, kinds: Collection[str] = KINDS) -> list[Hit]:

@@ -8,13 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from curation import language as module
-from curation.columns import integers, strings
 from curation.language import Language, identifier, looked_at, make_language
-from curation.stage import PASSAGES, Staged
+from curation.stage import Staged, passages_of
 from dropforge.dataset import Manifest
 from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
@@ -33,8 +31,7 @@ def staged(rows: list[list[tuple[str | None, str]]], **values: Any) -> Staged:
     settings = {"keep": ("de", "en"), "of": "all", "min_letters": 20, "unknown": "keep", "identifier": identifier()}
     flat = [(at, role, text) for at, row in enumerate(rows) for role, text in row]
     columns = [list(part) for part in zip(*flat, strict=True)]
-    arrays = [integers(columns[0]), strings(columns[1]), strings(columns[2])]
-    return make_language(Language(**{**settings, **values}))(pa.RecordBatch.from_arrays(arrays, schema=PASSAGES))
+    return make_language(Language(**{**settings, **values}))(passages_of(*columns))
 
 
 def test_languages_are_told_counted_and_kept() -> None:

@@ -12,19 +12,18 @@ from collections.abc import Iterator
 from re import _parser as parser  # type: ignore[attr-defined]  # what a pattern consists of
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from curation import pii
-from curation.columns import integers, strings
+from curation.columns import strings
 from curation.pii import KINDS, Pii, find, fingerprint, make_pii, make_scrub
 from curation.pii.hits import Hit, settle
 from curation.pii.masks import mask
 from curation.pii.planted import measure, plant
 from curation.pii.prefilter import Prefilter
-from curation.stage import PASSAGES, Staged
+from curation.stage import Staged, passages_of
 from curation.tokens import neutralise
 from dropforge.errors import DropforgeError
 
@@ -48,8 +47,8 @@ TEXTS = st.lists(st.sampled_from(PARTS), max_size=12).map("".join)
 
 def staged(*rows: str | tuple[str, ...], asked: Pii = KEYED) -> Staged:
     texts = [(number, text) for number, row in enumerate(rows) for text in ((row,) if isinstance(row, str) else row)]
-    columns = [integers([number for number, _ in texts]), strings([None] * len(texts)), strings([t for _, t in texts])]
-    return make_pii(asked, KEY)(pa.RecordBatch.from_arrays(columns, schema=PASSAGES))
+    rows_of, contents = [number for number, _ in texts], [text for _, text in texts]
+    return make_pii(asked, KEY)(passages_of(rows_of, [None] * len(texts), contents))
 
 
 def masked(*rows: str, asked: Pii = KEYED) -> list[str]:

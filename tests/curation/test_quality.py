@@ -9,19 +9,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import curation
 from curation.c4 import C4, clean_lines
-from curation.columns import integers, strings
 from curation.gopher import Gopher, Repetition
 from curation.plan import make_rules
 from curation.quality import Quality, make_quality
 from curation.reasons import Filtered, mend
-from curation.stage import PASSAGES, Staged
+from curation.stage import Staged, passages_of
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError, RecipeError
 from dropforge.recipe import Recipe
@@ -44,8 +42,7 @@ def staged(quality: Quality, *rows: str | list[tuple[str, str]]) -> Staged:
         for role, said in ([(None, row)] if isinstance(row, str) else row)
     ]
     columns = list(zip(*flat, strict=True)) or [(), (), ()]
-    arrays = [integers(columns[0]), strings(columns[1]), strings(columns[2])]
-    return make_quality(quality)(pa.RecordBatch.from_arrays(arrays, schema=PASSAGES))
+    return make_quality(quality)(passages_of(*columns))
 
 
 def ends(quality: Quality, *rows: str | list[tuple[str, str]]) -> dict[int, str]:

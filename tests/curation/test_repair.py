@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curation.columns import integers, strings
 from curation.identity import fold
 from curation.repair import make_repair, repair_rules, repaired
-from curation.stage import PASSAGES
+from curation.stage import passages_of
 
 
 def misread(text: str, encoding: str = "sloppy-windows-1252", layers: int = 1) -> str:
@@ -25,7 +24,7 @@ def misread(text: str, encoding: str = "sloppy-windows-1252", layers: int = 1) -
 
 
 def passages(rows: list[int], roles: list[str | None], contents: list[str]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([integers(rows), strings(roles), strings(contents)], schema=PASSAGES)
+    return passages_of(rows, roles, contents)
 
 
 @pytest.mark.parametrize("layers", [1, 2])
