@@ -7,7 +7,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from curation.dialect import (
@@ -122,6 +122,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
     before_quote, last, longest = b"", 0, 0
     known: frozenset[str] = frozenset()
     reader: Iterator[list[str]] | None = None
+    rest, rest_of = _Rest(), 0
     while (item := feed.peek()) is not None:
         if isinstance(item, Fault):
             feed.pop()
@@ -152,16 +153,24 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             cells = next(reader, None)
         except csv.Error as error:
             reader = None
+            escaped = any(b'\\"' in line.data for line in feed.taken)
             first, cause = feed.give_back(str(error))
             reason = Reason.NUL if b"\0" in first.data else Reason.BAD_QUOTES
-            if reason == Reason.BAD_QUOTES and b'\\"' in first.data:
+            if reason == Reason.BAD_QUOTES and escaped:
                 cause = 'a quote within a cell is written \\", not "" (Spark: option escape=\'"\')'
+                rest_of = rest.until(first, feed.ahead())
             elif reason == Reason.BAD_QUOTES and cause.startswith(_RETURN):
                 cause = "a carriage return is in a cell without quotes: write the cell in quotes, or without it"
             elif reason == Reason.BAD_QUOTES and not first.ended and cause == _OPEN:
                 reason, cause = Reason.TORN_FILE, "the file ends inside a cell in quotes"
             yield from unclosed.flush()
             yield Fault(first.position, reason, cause[:120], first.data[:HEAD])
+            for _ in range(rest_of):
+                line = feed.pop()
+                assert isinstance(line, Line)
+                blank = Blank(line.data.count(b"\n") + 1)
+                yield Fault(line.position, Reason.RAGGED, _REST, line.data[:HEAD]) if line.data.strip() else blank
+            rest_of = 0
             continue
         if cells is None:
             reader = None
@@ -216,6 +225,37 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
         else:
             yield record
     yield from unclosed.end()
+
+
+class _Rest:
+    """Lines of a record that was given up for its quotes, which a program wrote `\\"`."""
+
+    def __init__(self) -> None:
+        #: Up to where no such record ended.
+        self.looked = -1
+
+    def until(self, first: Line, ahead: Iterator[Line]) -> int:
+        """How many lines behind the first one are parts of the record; 0 if it does not end within sight."""
+        if first.position < self.looked or _odd(first.data) == 0:
+            return 0
+        for count, line in enumerate(islice(ahead, _SIGHT), 1):
+            if _odd(line.data):  # the quote that the first line opens, less those that other cells open and close
+                return count
+            self.looked = line.position
+        return 0
+
+
+#: Lines that are looked at for the end of a record.
+_SIGHT: Final = 1_000
+_REST: Final = 'a part of the record above, whose quotes are written \\"'
+
+
+def _odd(data: bytes) -> int:
+    """Whether a line opens or closes a cell: 1 if its quotes without a backslash are odd."""
+    return _UNESCAPED.sub(b"", data).count(b'"') % 2
+
+
+_UNESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
 
 
 class _Header(NamedTuple):

@@ -672,3 +672,35 @@ def test_a_pointer_of_git_lfs_is_no_text(make: Make, recipe: Callable[..., Recip
     broken = {check.name: check.found for check in checks(made, recipe()) if not check.ok}
     assert "every file gives rows" in broken
     assert "`git lfs pull`" in broken["every file gives rows"]
+
+
+def spark_csv(*rows: tuple[str, str]) -> bytes:
+    """What `df.write.csv(header=True)` of Spark writes in its defaults: quotes within a cell are escaped."""
+
+    def cell(text: str) -> str:
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"' if any(mark in text for mark in ',"\n') else text
+
+    return "".join(f"{cell(one)},{cell(other)}\n" for one, other in [("prompt", "completion"), *rows]).encode()
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "parts"),
+    [
+        ('Fix it:\nprint("hello")\nWhy does it fail?', "Because.", 2),
+        ("Write a poem.", 'He said "yes" to me,\nthen "no", and left,\n\nand so, it ended.', 2),
+        ('One\n"two", three\nfour', 'Five\n"six", seven,\neight', 4),
+    ],
+)
+def test_parts_of_a_record_whose_quotes_are_escaped_are_no_rows(
+    make: Make, rows: Rows, store: FolderStore, asked: str, answered: str, parts: int
+) -> None:
+    plain = [(f"plain question {n}", f"plain, answer {n}" if n % 3 else f"plain answer {n}") for n in range(60)]
+    broken = [(f"{asked} {n}", f"{answered} {n}") for n in range(4)]
+    table = [row for n in range(4) for row in (*plain[15 * n : 15 * n + 15], broken[n])]
+    manifest = make({"part-00000.csv": spark_csv(*table)})
+    found = [[turn["content"] for turn in row["messages"]] for row in rows(manifest)]
+    assert sorted(map(tuple, found)) == sorted(plain)
+    assert (manifest.counts["bad_quotes"], manifest.counts["ragged"]) == (4, 4 * parts)
+    told = json.dumps(json.loads(store.get(manifest.files["card_json"])))
+    assert "(Spark: option escape" in told
