@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from curation.canonical import Row
 from curation.columns import binaries, booleans, integers, offsets, strings
-from curation.continued import BEGINNINGS
+from curation.continued import ANSWERS
 from curation.fingerprint import TEXTS
+from curation.identity import Answer
 from curation.phrases import asked, numbers
 from curation.task import Task
 
@@ -72,7 +73,7 @@ class Batch:
     priorities: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
     beside: list[tuple[str, ...]] = field(default_factory=list)
-    beginnings: list[tuple[bytes, bytes | None, bytes]] = field(default_factory=list)
+    answers: list[tuple[bytes, bytes | None, bytes | None, bytes, int]] = field(default_factory=list)
     weight: int = 0
 
     def add(
@@ -87,7 +88,7 @@ class Batch:
         priority: int,
         kind: int,
         question: bytes | None,
-        beginnings: Sequence[bytes] = (),
+        answers: Sequence[Answer] = (),
     ) -> None:
         chars = row.chars
         columns = self.columns
@@ -117,9 +118,10 @@ class Batch:
         self.beside.append(row.beside)
         self.priorities.append(priority)
         self.kinds.append(kind)
-        self.beginnings += [
-            (name, following, whole) for name, following in zip(beginnings, [*beginnings[1:], None], strict=False)
-        ]
+        if answers:
+            named = [name for name, _ in answers]
+            around = zip(answers, [None, *named], [*named[1:], None], strict=False)
+            self.answers += [(name, one, other, whole, int(learned)) for (name, learned), one, other in around]
         # UTF-8 needs up to four bytes a character; Arrow's 32-bit offsets must never overflow.
         for text in (row.extras, row.label, row.source, row.group):
             if text is not None:
@@ -133,9 +135,10 @@ class Batch:
         arrays = [integers(file), integers(position), strings(reason), strings(detail), binaries(head)]
         return pa.RecordBatch.from_arrays(arrays, schema=FAULTS)
 
-    def begun(self) -> pa.RecordBatch:
-        """What conversations that others continue are found by."""
-        return pa.RecordBatch.from_arrays([*map(binaries, zip(*self.beginnings, strict=True))], schema=BEGINNINGS)
+    def answered(self) -> pa.RecordBatch:
+        """What rows that share answers are found by."""
+        *names, learned = zip(*self.answers, strict=True)
+        return pa.RecordBatch.from_arrays([*map(binaries, names), integers(learned)], schema=ANSWERS)
 
     def compared(self) -> pa.RecordBatch:
         """What near duplicates are found by. Many rows share system message and tools, which makes none a duplicate."""

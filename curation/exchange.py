@@ -81,12 +81,16 @@ select a.unit, b.label from labels_{next} a join labels_{next} b on a.label = b.
 MOVED: Final = """
 select count(*) from labels_{now} a join labels_{next} b on a.unit = b.unit where a.label <> b.label
 """
-#: Each unit of this drop, and each earlier one that it is tied to, which has the side that it was given then.
+#: Each unit of this drop, and each earlier one that it is tied to, which has the side that it was given then. `coin` is
+#: uniform: the smallest of several units is not, so that its halves change places.
 COMPONENTS: Final = """
 create table components as
-select u.unit, coalesce(l.label, u.unit) as label, c.side
+select u.unit, coalesce(l.label, u.unit) as label,
+       case when m.label is null then hex(u.unit)
+            else substr(hex(m.label), 17, 16) || substr(hex(m.label), 1, 16) end as coin, c.side
 from (select unit from kept union select unit from ties) u
 left join labels_{now} l on u.unit = l.unit
+left join (select label from labels_{now} group by label having count(*) > 1) m on l.label = m.label
 left join (select o.unit, o.side
            from colours o join (select unit from kept union select unit from ties) n on o.unit = n.unit) c
   on u.unit = c.unit
@@ -97,7 +101,7 @@ select label, min(side) as low, max(side) as high from components where side is 
 """
 #: Of kept rows: the smallest and the largest component without a side, whether some are trained on, or evaluated with.
 UNITS: Final = """
-select min(case when h.label is null then c.label end) as low, max(case when h.label is null then c.label end) as high,
+select min(case when h.label is null then c.coin end) as low, max(case when h.label is null then c.coin end) as high,
        coalesce(min(case when h.low = h.high then h.low end), 1) as trained,
        coalesce(max(case when h.low = h.high then h.low end), 0) as evaluated
 from kept k join components c on k.unit = c.unit left join coloured h on c.label = h.label
@@ -106,7 +110,7 @@ from kept k join components c on k.unit = c.unit left join coloured h on c.label
 SHADES: Final = """
 create table shades as
 select c.unit, c.side as before,
-       case when h.label is null then case when c.label < unhex('{cut}') then 1 else 0 end
+       case when h.label is null then case when c.coin < '{cut}' then 1 else 0 end
             when h.low = h.high then h.low end as side
 from components c left join coloured h on c.label = h.label
 """
@@ -190,12 +194,12 @@ QUARANTINE: Final = "select file, position, reason, detail, head from faults ord
 
 
 def eval_cut(per_million: int, low: bytes, high: bytes, *, trained: bool = False, evaluated: bool = False) -> bytes:
-    """Units below the cut are evaluation.
+    """Coins below the cut are evaluation.
 
     The cut depends on the recipe alone, so a row stays on its side when data is added; only where a side would be
-    empty does it move: the smallest unit is then the evaluation, or the largest the training.
+    empty does it move: the smallest coin is then the evaluation, or the largest the training.
 
-    :param low: smallest unit. :param high: largest unit (both 16 bytes, salted, uniform).
+    :param low: smallest coin. :param high: largest coin (both 16 bytes, salted, uniform).
     :param trained: and :param evaluated: sides that hold other rows already.
     """
     cut = (per_million * (1 << 128) // 1_000_000).to_bytes(16, "big")
@@ -220,7 +224,7 @@ def load(
     """
     tables.view("rows", [task.rows for task in tasks])
     tables.view("faults", [task.faults for task in tasks])
-    tables.view("beginnings", [task.beginnings for task in tasks])
+    tables.view("answers", [task.answers for task in tasks])
     for name in PRINTED if rules.near else ():
         tables.view(name, [task.printed(name) for task in tasks])
     nothing = NOTHING | conflicts.NOTHING | continued.NOTHING | (near.NOTHING if rules.near else {})
@@ -253,8 +257,8 @@ def settle(tables: Tables, rules: Rules, *, trained: bool = False, evaluated: bo
     tables.do(COLOURED)
     low, high, train, evaluation = tables.one(UNITS)
     held = {"trained": trained or train == 0, "evaluated": evaluated or evaluation == 1}
-    cut = eval_cut(rules.eval_per_million, low or b"", high or b"", **held)
-    tables.do(SHADES.format(cut=cut.hex()))
+    cut = eval_cut(rules.eval_per_million, bytes.fromhex(low or ""), bytes.fromhex(high or ""), **held)
+    tables.do(SHADES.format(cut=cut.hex().upper()))
     tables.do(SIDES)
     tables.do(OUSTED)
     tables.do(ENDS.format(all_copies="1 = 1" if rules.exact_duplicates == "keep" else "1 = 0"))

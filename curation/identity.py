@@ -14,6 +14,8 @@ from curation.composing import composed
 from curation.turns import in_one_order, without_ids
 
 KEY_BYTES: Final = 16
+#: The name of an answer with what led to it (16 bytes), and whether the answer is learned.
+Answer = tuple[bytes, bool]
 RANK_BYTES: Final = 46
 
 
@@ -29,18 +31,18 @@ def _words(text: str) -> list[str]:
     return composed(text).split()
 
 
-def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list[bytes]]:
-    """(content key, exact name, words, input, asked, beginnings): names of 16 bytes each, and how many runs without
-    white space.
+def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list[Answer]]:
+    """(content key, exact name, words, input, asked, answers): names of 16 bytes each, and how many runs without white
+    space.
 
     The key covers roles, folded text, and what messages say beside it but for ids of calls, in whichever order its keys
     are; the exact name covers all that, label, source, group and extras as they are. The input names what comes before
-    the last answer, if there is one, and `asked` the roles and texts of that alone. The beginnings are roles and texts
-    up to each answer, the last one behind the others; of a row that is no more than one answer its key is their name.
+    the last answer, if there is one, and `asked` the roles and texts of that alone. The answers are those of
+    `_answers`; none is listed of a row that is one question and its answer, whose key is the name.
     """
     # Folding removes U+001E and U+001F, so the joined form can be taken apart again and no two rows share it.
     texts = [_words(text) for text in (row.contents if row.text is None else (row.text,))]
-    beginnings: list[bytes] = []
+    answers: list[Answer] = []
     if row.text is None:
         plain = turns = [f"{role}\x1f{' '.join(words)}" for role, words in zip(row.roles, texts, strict=True)]
         if row.beside:  # JSON text, which holds neither of these characters
@@ -56,8 +58,14 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list
             side = _hash(("m" + "\x1e".join(plain[:asked])).encode())
         state.update((f"\x1e{after}" if asked else after).encode())
         key = state.digest()
-        if asked and (more or asked + 1 < len(plain) or "assistant" in row.roles[:asked]):
-            beginnings = _beginnings(row.roles, plain)
+        if asked and (
+            more
+            or asked + 1 < len(plain)
+            or "assistant" in row.roles[:asked]
+            or "system" in row.roles
+            or _THOUGHT in plain[asked]
+        ):
+            answers = _answers(row, plain)
     else:
         key, question, side = _hash(f"t{' '.join(texts[0])}".encode()), None, None
     parts = (*row.roles, *row.contents, row.text, row.label, row.source, row.group)
@@ -66,16 +74,33 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list
     if row.beside:
         parts = (*parts, row.tools, *row.beside)
     exact = "".join(["-" if part is None else f"{len(part)}:{part}" for part in parts])
-    return key, _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts)), question, side, beginnings
+    return key, _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts)), question, side, answers
 
 
-def _beginnings(roles: tuple[str, ...], turns: list[str]) -> list[bytes]:
-    state, found = blake2b(b"m", digest_size=KEY_BYTES), []
-    for number, (role, turn) in enumerate(zip(roles, turns, strict=True)):
-        state.update(f"\x1e{turn}".encode() if number else turn.encode())
-        if role == "assistant" and number:
-            found.append(state.digest())
+def _answers(row: Row, turns: list[str]) -> list[Answer]:
+    """Each answer with what was said since the last but one: as much as a history has that was cut at its beginning.
+
+    System messages, which may have the date, and thoughts, which a history leaves out, are no part of it.
+    """
+    found: list[Answer] = []
+    said: list[str] = []
+    begins = [0, 0]  # of what led to the answer before, and to this one
+    for at, (role, turn) in enumerate(zip(row.roles, turns, strict=True)):
+        if role == "system":
+            continue
+        if role != "assistant":
+            said.append(turn)
+            continue
+        said.append(f"assistant\x1f{turn.rpartition(_THOUGHT)[2].strip()}" if _THOUGHT in turn else turn)
+        if len(said) > 1:
+            learned = not row.beside or '"train":false' not in row.beside[at]
+            found.append((_hash(("m" + "\x1e".join(said[begins[0] :])).encode()), learned))
+        begins = [begins[1], len(said)]
     return found
+
+
+#: What ends a thought in the text of an answer.
+_THOUGHT: Final = "</think>"
 
 
 def _tools(text: str) -> str:

@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 
 from curation.batch import FAULTS, ROWS, Batch
 from curation.canonical import PICTURES, Row, canonical, has_pictures
-from curation.continued import BEGINNINGS
+from curation.continued import ANSWERS
 from curation.dialect import Quotes
 from curation.encodings import Fallback
 from curation.extras import Extras, scrubbed
 from curation.fingerprint import fingerprints
 from curation.forgotten import Forgotten
-from curation.identity import kind, labelled, names, rank, salt_bytes, unit
+from curation.identity import Answer, kind, labelled, names, rank, salt_bytes, unit
 from curation.pii import make_scrub
 from curation.readers import read
 from curation.reasons import Filtered, Reason, RejectError
@@ -85,7 +85,7 @@ class _Files:
         kinds: dict[Path, tuple[pa.Schema, dict[str, Any]]] = {
             task.rows: (ROWS, row_options),
             task.faults: (FAULTS, {"compression": "lz4"}),
-            task.beginnings: (BEGINNINGS, {"compression": "none", "use_dictionary": ["unit"]}),
+            task.answers: (ANSWERS, {"compression": "none", "use_dictionary": ["unit"]}),
         }
         for name, schema in PRINTED.items() if self.near else ():
             # Hashes do not shrink; places come many times in a row.
@@ -102,13 +102,13 @@ class _Files:
                 _part(path).replace(path)
 
     def write(self, batch: Batch, report: Report) -> None:
-        rows, faults, beginnings, *printed = self.writers.values()
+        rows, faults, answers, *printed = self.writers.values()
         if batch.valid:
             rows.write_batch(batch.rows())
         if batch.faults:
             faults.write_batch(batch.faulty())
-        if batch.beginnings:
-            beginnings.write_batch(batch.begun())
+        if batch.answers:
+            answers.write_batch(batch.answered())
         if batch.valid and self.near:
             prints = fingerprints(batch.compared(), self.near)
             report.short += prints.short
@@ -140,7 +140,7 @@ class Curated(NamedTuple):
     priority: int
     kind: int
     question: bytes | None
-    beginnings: list[bytes]
+    answers: list[Answer]
 
 
 def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
@@ -189,15 +189,17 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
         masked = row._replace(label=label, source=source, group=shown, extras=extras, tools=tools)
         report.masked += masked != row
         row = masked
-    key, exact, words, question, asked, beginnings = names(row)
+    key, exact, words, question, asked, answers = names(row)
     question = key if labels else question
     # Of what is asked: it never stands on both sides. Two groups may share a mask, and stay two.
     side = unit(group, key if labels or asked is None else asked, salt)
-    key = labelled(key, row.label) if labels else key
+    number = 0
+    if labels:
+        answers = answers or ([(key, False)] if asked else [])
+        key, number = labelled(key, row.label), kind(row.label)
     # Of copies one with a group stays: the others of its group are on its side.
     name = rank(exact, side, task.file, item.position, 2 * priority + (group is None))
-    number, beginnings = (kind(row.label), []) if labels else (0, beginnings)
-    return Curated(item.position, row, key, name, side, words, priority, number, question, beginnings)
+    return Curated(item.position, row, key, name, side, words, priority, number, question, answers)
 
 
 def _count(counts: dict[str, int], name: str) -> None:

@@ -97,15 +97,14 @@ def not_as_meant(reports: Sequence[tuple[Task, Report]], rules: Rules, keys: Map
     return lines
 
 
-def begun(conversations: int, rules: Rules) -> list[str]:
-    """What is told of conversations that are the beginning of others."""
-    if not conversations or rules.task == "sequence-to-sequence":  # which learns the last answer alone
+def in_several(answers: int, rules: Rules) -> list[str]:
+    """What is told of answers that are learned in several rows."""
+    if not answers or rules.task != "causal-lm":  # the others learn one answer of a row, or none
         return []
-    told = "is the beginning of another" if conversations == 1 else "are the beginning of others"
     return [
-        f"{counted(conversations, 'conversation')} {told}, as in a log whose `messages` grow: answers are learned once "
-        "in each row that has them, and such rows are on one side; keep the longest of each, or mark earlier answers "
-        "with `train: false`"
+        f"{counted(answers, 'answer')} of conversations {'stands' if answers == 1 else 'stand'} in several rows, as in "
+        "a log whose `messages` grow, and each row learns it; such rows are on one side of the split. Keep the longest "
+        "row of each conversation, or mark what another row learns with `train: false`"
     ]
 
 

@@ -29,12 +29,12 @@ from dropforge.store import MissingObjectError, Store
 
 _PLACES: Final = ("place", "key", "file", "position", "unit", "kind", "size", "gone")
 _KINDS: Final = {
-    **dict.fromkeys(("key", "unit", "input", "name", "following"), pa.binary()),
+    **dict.fromkeys(("key", "unit", "input", "name", "preceding", "following"), pa.binary()),
     **dict.fromkeys(("side", "gone", "ended"), pa.int32()),
     "source": pa.string(),
 }
 #: `old_winners`: content keys, and the row that stands for each, if one does; `colours`: units and their sides;
-#: `old_inputs`: inputs with their answers; `old_beginnings`: of conversations; `old_sources`: rows of sources that have
+#: `old_inputs`: inputs with their answers; `old_answers`: of conversations; `old_sources`: rows of sources that have
 #: a cap. With near duplicates: `old_places`, rows by rank; `old_bands`, heads of buckets; `old_shingles`, those of the
 #: heads.
 SCHEMAS: Final = {
@@ -43,7 +43,7 @@ SCHEMAS: Final = {
         "old_winners": ("key", "unit", "of_file", "of_position"),
         "colours": ("unit", "side"),
         "old_inputs": ("input", "key", "unit", "of_file", "of_position", "ended"),
-        "old_beginnings": ("name", "following", "unit"),
+        "old_answers": ("name", "preceding", "following", "unit", "learned"),
         "old_sources": ("source", "held"),
         "old_places": _PLACES,
         "old_bands": ("bucket", "place"),

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from curation.continued import REPEATED
 from curation.engines.tables import Tables
 from curation.phrases import repeated
 from curation.shapes import is_json_text, is_repr
@@ -48,7 +49,7 @@ class Statistics:
     :param contested: `inputs` of the drop with several labels or answers, its `rows` of them, and `examples`.
     :param near: near duplicates that went, least similar first, each with the row that stayed.
     :param unmet: rows that stayed in a bucket with so many others that they were compared with its first ones alone.
-    :param continued: conversations that are the beginning of others.
+    :param repeated_answers: answers that are learned in several rows.
     :param suspicious: of sources that raise an alarm the rows, those with control tokens, and those with invisible or
         reordering characters; copies count.
     :param truths: labels that may be truth values, with their rows.
@@ -86,7 +87,7 @@ class Statistics:
     touched: dict[str, int] = field(default_factory=dict)
     near: list[dict[str, Any]] = field(default_factory=list)
     unmet: int = 0
-    continued: int = 0
+    repeated_answers: int = 0
     contested: dict[str, Any] = field(default_factory=dict)
     truths: dict[str, int] = field(default_factory=dict)
     suspicious: list[tuple[str, int, int, int]] = field(default_factory=list)
@@ -188,7 +189,7 @@ def measure(
         touched=touched,
         near=_near(tables, files),
         unmet=tables.one("select unmet from unmet")[0],
-        continued=tables.one("select count(*) from continued")[0],
+        repeated_answers=tables.one(REPEATED)[0],
         suspicious=_suspicious(tables, top),
         repeated=[(shown_name(item[0]), *item[1:]) for item in repeated(tables, _KEPT, top)],
         classes=classes,

@@ -148,8 +148,8 @@ class Task:
         return self.folder / f"{self.id}.{name}.parquet"
 
     @property
-    def beginnings(self) -> Path:
-        return self.folder / f"{self.id}.beginnings.parquet"
+    def answers(self) -> Path:
+        return self.folder / f"{self.id}.answers.parquet"
 
     @property
     def report(self) -> Path:

@@ -17,6 +17,7 @@ from dropforge import tracking
 from dropforge.client.patience import asking_mlflow
 from dropforge.errors import DataError, DropforgeError, file_error
 from dropforge.json_objects import read_object
+from dropforge.rest import STRANGE
 from dropforge.store import FolderStore
 from dropforge.text import read_count
 
@@ -53,7 +54,7 @@ class Model:
         folder = Path(tempfile.mkdtemp(prefix="dropforge-model-"))
         try:
             with self._fetching():
-                mlflow.artifacts.download_artifacts(self.uri, dst_path=str(folder))
+                self._download(str(folder))
                 self._take_own_code(folder)
                 model: PyFuncModel = mlflow.pyfunc.load_model(str(folder))
             weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)  # it reads its example from there later
@@ -70,11 +71,25 @@ class Model:
 
     def download(self, folder: str | Path | None = None) -> Path:
         """Copy its files: weights, tokenizer, README. :param folder: into this one, else a temporary one."""
+        with self._fetching():
+            return self._download(None if folder is None else str(folder))
+
+    def _download(self, folder: str | None) -> Path:
         import mlflow
 
-        to = None if folder is None else str(folder)
-        with self._fetching():
-            return Path(mlflow.artifacts.download_artifacts(self.uri, dst_path=to))
+        try:
+            return Path(mlflow.artifacts.download_artifacts(self.uri, dst_path=folder))
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            raise self._unfetched(error) from error
+        except (*STRANGE, ValueError) as error:  # as of a listing, version or address that no MLflow has
+            raise self._unfetched(error) from error
+
+    def _unfetched(self, error: Exception) -> DropforgeError:
+        cause = f"its files cannot be fetched ({error})"
+        mend = f"See that MLflow at {self.tracking_uri} and its artifacts' store answer, and that the version is there"
+        return DropforgeError(f"model {self.family}/{self.version}", cause, mend)
 
     def _take_own_code(self, folder: Path) -> None:
         """Put this installation's loader in the place of the code beside a model, which a pod wrote.
@@ -120,11 +135,7 @@ class Model:
         except OSError as error:
             raise file_error(error) if error.filename is not None else error from error
         except (MlflowException, RecursionError) as error:  # MLflow lists a key with `..` in it without end
-            cause = f"its files cannot be fetched ({error})"
-            mend = (
-                f"See that MLflow at {self.tracking_uri} and its artifacts' store answer, and that the version is there"
-            )
-            raise DropforgeError(f"model {self.family}/{self.version}", cause, mend) from error
+            raise self._unfetched(error) from error
         finally:
             mlflow.set_tracking_uri(tracking_uri)
             mlflow.set_registry_uri(registry_uri)
@@ -149,4 +160,8 @@ def find_model(tracking_uri: str, word: str) -> Model:
             found = None
     if found is None:
         raise DataError(f"model {word}", "MLflow has no such version", "List runs with `dropforge runs`")
-    return Model(family, int(found.version), tracking_uri)
+    version = read_count(str(found.version))
+    if version is None:
+        cause = f"MLflow at {tracking_uri} says that it is {str(found.version)[:40]!r}, which is no version"
+        raise DataError(f"model {word}", cause, "See that it is an MLflow")
+    return Model(family, version, tracking_uri)

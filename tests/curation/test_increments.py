@@ -70,6 +70,12 @@ class Named(NamedTuple):
     buckets: frozenset[int] = frozenset()
 
 
+def coin(units: set[bytes]) -> bytes:
+    """What decides on the side of a component."""
+    label = min(units)
+    return label if len(units) == 1 else label[8:] + label[:8]
+
+
 def reference(
     drops: list[list[Named]], near: bool, policy: str, per_million: int, heads: int | None = None
 ) -> list[list[str]]:
@@ -79,6 +85,7 @@ def reference(
     """
     crowd: dict[int, list[bytes]] = {}  # of each bucket the rows in the order of rank
     old: set[bytes] = set()
+    unit_of: dict[bytes, bytes] = {}
     index: list[tuple[Named, bool]] = []  # what near duplicates are looked for in, and whether it stayed
     seen: dict[bytes, dict[bytes, tuple[bytes, bool]]] = {}  # input: key, unit, whether it ended in a conflict
     side_of: dict[bytes, int] = {}
@@ -117,20 +124,23 @@ def reference(
             links += [(first[key].unit, u) for u, ended in seen.get(first[key].input, {}).values() if not ended]
         for row in asked:
             seen.setdefault(row.input, {})[row.key] = (row.unit, row.key in conflicts)
+        for row in rows:  # a copy of an earlier drop's row may name another group
+            if row.key in old:
+                links.append((row.unit, unit_of[row.key]))
         component = {unit: {unit} for unit in [first[key].unit for key in kept] + [u for pair in links for u in pair]}
         for one, other in links:
             joined = component[one] | component[other]
             for unit in joined:
                 component[unit] = joined
         colours = {unit: {side_of[u] for u in component[unit] if u in side_of} for unit in component}
-        plain = [min(component[first[key].unit]) for key in kept if not colours[first[key].unit]]
+        plain = [coin(component[first[key].unit]) for key in kept if not colours[first[key].unit]]
         held |= {min(colours[first[key].unit]) for key in kept if len(colours[first[key].unit]) == 1}
         low, high = min(plain, default=b""), max(plain, default=b"")
         cut = eval_cut(per_million, low, high, trained=0 in held, evaluated=1 in held)
         found = {}
         for unit, before in colours.items():
             if len(before) < 2:
-                found[unit] = min(before) if before else int(min(component[unit]) < cut)
+                found[unit] = min(before) if before else int(coin(component[unit]) < cut)
         staying = {key for key in kept if first[key].unit in found}
         held |= {found[first[key].unit] for key in staying}
         told, met = [], set()
@@ -148,6 +158,7 @@ def reference(
         result.append(told)
         side_of |= found
         old |= {row.key for row in asked}
+        unit_of |= {row.key: row.unit for row in asked}
         index += [(first[key], key in staying) for key in new]
     return result
 
