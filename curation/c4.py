@@ -119,7 +119,8 @@ def row_reason(texts: list[str], cleaned: list[Cleaned], rules: C4) -> tuple[str
         return "c4_lorem_ipsum", "it says lorem ipsum"
     if rules.curly_bracket and any("{" in text for text in texts):
         return "c4_curly_bracket", "it holds a curly bracket"
-    if any(not item.text.strip() for item in cleaned):
+    # A text may come empty, as of an answer that only calls a tool.
+    if any(text.strip() and not item.text.strip() for text, item in zip(texts, cleaned, strict=True)):
         return "c4_no_lines", f"no line is left of {'one of its texts' if len(texts) > 1 else 'the text'}"
     sentences = sum(item.sentences for item in cleaned)
     if rules.min_sentences is not None and sentences < rules.min_sentences:

@@ -151,6 +151,7 @@ _SHARES: Final = (
     "entities",
     "pictured",
     "cut",
+    "codes",
     "leaked",
 )
 _MISREAD: Final = {
@@ -168,6 +169,8 @@ _MOSTLY: Final = {
 _OFTEN: Final = {
     "entities": "rows have characters as HTML writes them (`&#39;`, `&quot;`) and no tags, or Excel's `_x000D_` before "
     "line ends; if that is not meant, write the characters",
+    "codes": "rows have characters as JSON writes them in ASCII (`\\u00e4`); if that is not meant, write JSON once, "
+    "not twice, or without escapes",
     "pictured": "rows hold a picture, sound or video by its bytes (`data:image/png;base64,...`) or its place "
     "(`<image>`), and only text is learned: take it out",
     "cut": "rows hold a text of 255, 32,767 or 50,000 characters, where databases, Excel and Google Sheets cut "

@@ -18,6 +18,10 @@ from curation.task import Report
 
 #: What may stand for a line end, and for no formula's `\\nu`.
 _LETTERS: Final = re.compile(r"\\n(?![a-z])")
+#: What stands behind the backslash of formulas' commands.
+_COMMAND: Final = re.compile(r"\\n(?:u|e|eq|abla|ot|i|eg|ewline|onumber|sim|mid)\b")
+#: A character as JSON, Python and JavaScript write it in ASCII.
+_CODE: Final = re.compile(r"\\u[0-9a-fA-F]{4}")
 #: A carriage return in the XML of Excel's files, before the line end.
 _RETURN: Final = "_x000D_"
 #: Characters of a text that may be an address.
@@ -42,8 +46,8 @@ _plain: set[str] = set()
 def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
     """Count a row that says what programs write for a missing value, also at the end of a question or beside a content,
     and one that holds what Python shows of a value, or a text, messages or parts of one in JSON, or where a file is;
-    and one whose name is a number that a program has rounded, whose line ends may be letters, whose characters HTML or
-    Excel wrote otherwise, which was misread, or may have been cut off.
+    and one whose name is a number that a program has rounded, whose line ends may be letters, whose characters HTML,
+    Excel or JSON wrote otherwise, which was misread, or may have been cut off.
 
     :param labels: whether labels are what is learned: a row that says its own is counted too.
     """
@@ -57,7 +61,7 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.rounded += 1
     texts = row.contents if row.text is None else (row.text,)
     odd: list[int] = []
-    lined = letters = replaced = misread = entities = pictured = cut = False
+    lined = letters = replaced = misread = entities = pictured = cut = codes = False
     # Most are nothing of all this, which length, first and last character, and end tell at once.
     for place, text in enumerate(texts):
         if len(text) <= _LONGEST_KEPT and text in _plain:
@@ -74,7 +78,9 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
             seen = seen or "\n\n" in text[_END:]
             entities = entities or _RETURN in text
         elif "\\" in text:
-            letters = letters or _LETTERS.search(text) is not None
+            letters = letters or _has_letters(text)
+        if "\\u" in text:
+            codes = codes or len(_CODE.findall(text)) > 1
         if ";" in text or text[:1] == "<" or text[-1:] == ">":
             pictured = pictured or has_picture(text)
         if "&" in text and not entities and (not row.roles or row.roles[place] != "tool"):
@@ -85,12 +91,13 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.lined += 1
     elif letters:
         report.letters += 1
-    if replaced or misread or entities or pictured or cut:
+    if replaced or misread or entities or pictured or cut or codes:
         report.replaced += replaced
         report.misread += misread
         report.entities += entities
         report.pictured += pictured
         report.cut += cut
+        report.codes += codes
     if not odd and not row.beside:
         return
     said: list[_Looks] = []
@@ -112,6 +119,14 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
     report.chats += any(seen.chat for seen in said)
     report.quoted += any(seen.quoted for seen in said)
     report.escaped += any(seen.escaped for seen in said)
+
+
+def _has_letters(text: str) -> bool:
+    """Whether a text without line ends has `\\n` for some: before no small letter, or where no other backslash is."""
+    if _LETTERS.search(text):
+        return True
+    ends = text.count("\\n")
+    return ends > 1 and ends == text.count("\\") and _COMMAND.search(text) is None
 
 
 class _Looks(NamedTuple):

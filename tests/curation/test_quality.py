@@ -180,6 +180,13 @@ def test_a_conversation_is_judged_by_its_answers_or_by_all() -> None:
     assert ends(Quality(short, of="all"), talk, other, asked) == {}
 
 
+def test_a_text_that_came_empty_has_no_line_to_lose() -> None:
+    """Of an answer that only calls a tool."""
+    five = "One is one. Two is two! Three, is it? Four at 4.5 m. Five is it."
+    called = [("user", "so?"), ("assistant", ""), ("tool", "4.5"), ("assistant", five)]
+    assert ends(Quality(c4=C4()), called, [*called[:3], ("assistant", "no line stays")]) == {1: "c4_no_lines"}
+
+
 def test_only_answers_lose_lines() -> None:
     rules = Quality(c4=replace(NO_C4, min_words=3))
     done = staged(rules, [("user", "hi you"), ("assistant", "ok\nit is so"), ("user", "so"), ("assistant", "it is so")])

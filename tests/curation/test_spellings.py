@@ -477,13 +477,20 @@ def test_texts_that_are_where_a_file_is_are_told_where_most_of_a_file_are(make: 
 def test_line_ends_in_letters_are_told_where_hardly_a_row_has_one(make: Make, store: FolderStore) -> None:
     tables = {
         "twice.jsonl": [f"Row {n} is on.\\n\\nIs it?" if n % 4 else f"Row {n} is on." for n in range(40)],
+        "small.jsonl": [f"roses are red {n},\\nviolets are blue,\\nsugar is sweet" for n in range(40)],
+        "codes.jsonl": [f"Die Gr\\u00f6\\u00dfe {n} ist sch\\u00f6n" for n in range(40)],
+        "paths.jsonl": [rf"Copy C:\new\notes\{n} and D:\u00e4\x" for n in range(40)],
         "code.jsonl": [f"print('Row {n}\\n')" if n % 4 else f"a = {n}\nprint(a)" for n in range(40)],
         "formulas.jsonl": [rf"What is $\nu_{n} \neq \nabla$ in \times?" for n in range(40)],
     }
     made = make({name: lines(text=texts) for name, texts in tables.items()})
     told = "twice.jsonl: 30 rows have `\\n` in letters, and few have a line end; if that is not meant, write JSON"
     warnings = json.loads(store.get(made.files["card_json"]))["warnings"]
-    assert [line[: len(told)] for line in warnings if "in letters" in line] == [told]
+    assert [line[: len(told)] for line in warnings if "in letters" in line] == [
+        told.replace("twice", "small").replace("30", "40"),
+        told,
+    ]
+    assert [line.split(" rows ")[0] for line in warnings if "JSON writes them in ASCII" in line] == ["codes.jsonl: 40"]
 
 
 def test_characters_as_html_and_excel_write_them_are_told_where_some_of_a_file_have_them(

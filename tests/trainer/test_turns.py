@@ -177,6 +177,24 @@ def test_what_a_template_leaves_out_is_counted_by_its_kind(template: str | None,
     assert not facts["refused_by_template"]
 
 
+#: As DeepSeek R1's: the last one alone, before all turns.
+LAST_SYSTEM = (
+    "{% set last = namespace(text='') %}{% for m in messages if m.role == 'system' %}{% set last.text = m.content %}"
+    "{% endfor %}{{ last.text }}"
+) + CHATML.replace("{{ '<|im_start|>'", "{% if m.role != 'system' %}{{ '<|im_start|>'", 1).replace(
+    "}}{% endfor %}", "}}{% endif %}{% endfor %}", 1
+)
+
+
+@pytest.mark.parametrize(("template", "lost"), [(CHATML, 0), (FIRST_SYSTEM, 1), (LAST_SYSTEM, 1)])
+def test_a_system_message_of_several_that_a_template_leaves_out_is_counted(template: str, lost: int) -> None:
+    talk = ("user", "a"), ("assistant", "b")
+    facts: dict[str, Any] = {}
+    row = Row(b"k" * 16, (("system", "be x"), *talk, ("system", "be y"), *talk), None)
+    list(documents(TemplateEncoder(tokenizer(template), "answers"), [row], 512, facts))
+    assert facts["unwritten_system"] == lost
+
+
 TRIMMED = QWEN_3.replace("+ said", "+ said | trim")
 THOUGHT = "<think>\nhm\n</think>\n\n"
 

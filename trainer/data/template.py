@@ -81,6 +81,7 @@ _COUNTED: Final = {
     "written thoughts": "unwritten_thoughts",
     "system": "unwritten_system",
     "later system": "unwritten_system",
+    "several systems": "unwritten_system",
     "results": "unwritten_results",
     "results of written calls": "unwritten_results",
     "text before a thought": "unwritten_text",
@@ -103,6 +104,7 @@ def _kinds(messages: list[Message], tools: Tools) -> set[str]:
     for turn, message in enumerate(messages):
         role = message["role"]
         if role == "system":
+            found |= {"several systems"} if found & {"system", "later system"} else set()
             found.add("later system" if turn else "system")
         elif role == "tool":
             found.add("results" if "calls" in found else "results of written calls")
@@ -181,6 +183,8 @@ _PROBES: Final[dict[str, list[list[Message]]]] = {
         [_ASK, _SAY, _message("system", _TOLD), _ASK, _SAY],
         [_ASK, _message("system", _TOLD), _SAY],
     ],
+    # A template may write the last one alone.
+    "several systems": [[_message("system", _TOLD), _ASK, _SAY, _message("system", "Be brief."), _ASK, _SAY]],
     "text before a thought": [[_ASK, _message("assistant", f"{_TOLD}\n{_THINKS}{_ANSWER}")]],
     "text between thoughts": [[_ASK, _message("assistant", f"{_THINKS}{_TOLD}\n{_THINKS}{_ANSWER}")]],
     "indent": [[_ASK, _message("assistant", f"    {_TOLD}")]],
