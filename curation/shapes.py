@@ -48,6 +48,10 @@ _OTHERS: Final = {
 _NESTED: Final = {
     "translation": "it is a translation, as `datasets` has them: write its two texts as `prompt` and `completion`",
     "request": "it is a request of a log: write its `messages`, with the response as the last one",
+    "request_body": "it is a request of a log: write its `messages`, with the response as the last one",
+    "payload": "it is a message of Kafka Connect: write its `payload` alone, as with `schemas.enable=false`",
+    "_airbyte_data": "it is a record of Airbyte: take flattening on, or write its `_airbyte_data` alone",
+    "_source": "it is a document of Elasticsearch: write its `_source` alone",
     "inputs": "it is a traced call, as of LangSmith and MLflow: write its `messages` with the answer",
 }
 _ROLE: Final = re.compile(r"""["'](?:role|from)["']\s*:\s*["'](?:user|human|assistant|gpt|model|system)["']""")
