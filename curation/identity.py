@@ -84,23 +84,25 @@ def _answers(row: Row, turns: list[str]) -> list[Answer]:
     """
     found: list[Answer] = []
     said: list[str] = []
-    begins = [0, 0]  # of what led to the answer before, and to this one
+    before = b""
     for at, (role, turn) in enumerate(zip(row.roles, turns, strict=True)):
-        if role == "system":
-            continue
         if role != "assistant":
-            said.append(turn)
+            if role != "system":
+                said.append(turn)
             continue
         said.append(f"assistant\x1f{turn.rpartition(_THOUGHT)[2].strip()}" if _THOUGHT in turn else turn)
-        if len(said) > 1:
-            learned = not row.beside or '"train":false' not in row.beside[at]
-            found.append((_hash(("m" + "\x1e".join(said[begins[0] :])).encode()), learned))
-        begins = [begins[1], len(said)]
+        own = blake2b(("m" + "\x1e".join(said)).encode(), digest_size=KEY_BYTES).digest()
+        if before or len(said) > 1:
+            found.append((before[:8] + own[8:] if before else own, not row.beside or _UNLEARNED not in row.beside[at]))
+        before = own
+        said.clear()
     return found
 
 
 #: What ends a thought in the text of an answer.
 _THOUGHT: Final = "</think>"
+#: What a message has beside it whose text is not learned.
+_UNLEARNED: Final = '"train":false'
 
 
 def _tools(text: str) -> str:
