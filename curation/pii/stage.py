@@ -58,32 +58,21 @@ def make_pii(settings: Pii, env: Mapping[str, str] = os.environ) -> Stage:
     """
     key = _key(settings, env)
     prefilter = Prefilter(settings.kinds)
-
     look = _finder(settings.kinds, key, prefilter)
 
     def stage(passages: pa.RecordBatch) -> Staged:
         texts, beside = passages.column("content"), passages.column("beside")
-        found: dict[int, list[str]] = {}
         hits: dict[int, list[Hit]] = {}
         masked = _masked(texts, settings.kinds, key, prefilter, hits)
-        for place, some in hits.items():
-            found[place] = [hit.kind for hit in some]
+        found = {place: [hit.kind for hit in some] for place, some in hits.items()}
         said: dict[int, str] = {}
         for place in pc.indices_nonzero(pc.is_valid(beside)).to_pylist():
-            known, stays = found.get(place, []), list[str]()
-
-            def scrub(text: str, known: list[str] = known, stays: list[str] = stays) -> str:
-                left, some = look(text)
-                known.extend(some)
-                stays.extend(some if left is None else ())
-                return left or ""
-
-            before = beside[place].as_py()
-            after = hidden(before, scrub)
-            if after != before:
-                said[place], found[place] = after, known
-            if stays:
-                masked.setdefault(place, None)
+            left, named, settled = _within(beside[place].as_py(), look)
+            if named:
+                said[place] = left
+                found.setdefault(place, []).extend(named)
+            if not settled:
+                masked[place] = None
         rows = passages.column("row").to_pylist()
         kinds: dict[int, set[str]] = {}
         counts: dict[str, int] = {}
@@ -118,9 +107,25 @@ def make_scrub(settings: Pii, env: Mapping[str, str] = os.environ) -> Callable[[
     return lambda text: look(text)[0] or ""  # what does not settle is no text to show
 
 
-def _finder(
-    kinds: Collection[str], key: bytes | None, prefilter: Prefilter
-) -> Callable[[str], tuple[str | None, tuple[str, ...]]]:
+_Look = Callable[[str], tuple[str | None, tuple[str, ...]]]
+
+
+def _within(said: str, look: _Look) -> tuple[str, list[str], bool]:
+    """What a message says beside its content, with masks; the kinds of what it held; and whether all of it settled."""
+    named: list[str] = []
+    settled = True
+
+    def scrub(text: str) -> str:
+        nonlocal settled
+        left, kinds = look(text)
+        named.extend(kinds)
+        settled = settled and left is not None
+        return left or ""
+
+    return hidden(said, scrub), named, settled
+
+
+def _finder(kinds: Collection[str], key: bytes | None, prefilter: Prefilter) -> _Look:
     """One text at a time: with masks, or None if it does not settle, and the kinds of what it held."""
 
     def look(text: str) -> tuple[str | None, tuple[str, ...]]:
