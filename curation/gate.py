@@ -91,7 +91,7 @@ def checks(manifest: Manifest, recipe: Recipe) -> tuple[Check, ...]:
             all(counts.get(split, 0) > 0 for split in SPLITS),
             f"{counts.get('train', 0):,} train, {counts.get('eval', 0):,} eval",
             "at least one each",
-            "Rows with one input, or of one group, are on one side: give other inputs and more than one group"
+            "Rows with one input, or of one group or conversation, are on one side: give more of them"
             if kept > 1
             else "Drop more data",
             soft=False,

@@ -90,7 +90,7 @@ def _of_sides(statistics: Statistics, asked: int) -> Iterator[str]:
     if kept >= _SPLIT and measured * _PART >= kept and measured * 1_000_000 > 2 * asked * kept:
         yield (
             f"evaluation: {measured:,} of {kept:,} rows, which are not trained on; `data.eval_fraction` asks for "
-            f"{asked / 1_000_000:.0%}, but rows of one group, or with one input, are on one side"
+            f"{asked / 1_000_000:.0%}, but rows of one group or conversation, or with one input, are on one side"
         )
 
 

@@ -118,7 +118,7 @@ def test_groups_that_hold_nothing_together_or_too_much_are_told(make: Make, stor
         "row"
     ]
     assert told("d2", lambda n: f"arm {n % 2}") == [
-        "evaluation: 30 of 60 rows, which are not trained on; `data.eval_fraction` asks for 5%, but rows of one group, "
-        "or with one input, are on one side"
+        "evaluation: 30 of 60 rows, which are not trained on; `data.eval_fraction` asks for 5%, but rows of one group "
+        "or conversation, or with one input, are on one side"
     ]
     assert told("d3", lambda n: f"g{n // 3}" if n % 2 else "") == []
