@@ -109,7 +109,12 @@ def test_make_server_names_the_commit_of_the_clone_and_that_files_changed_since(
         ).stdout.strip()
 
     def told() -> str:
-        done = subprocess.run(["make", "server", f"COMPOSE={compose}"], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(
+            ["make", "--no-print-directory", "server", f"COMPOSE={compose}"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()[-1]
 
