@@ -50,7 +50,6 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Strange]:
         {"files": [1, None]},
         {"files": "x"},
         {"files": [{"path": "../../evil", "is_dir": False, "file_size": 4}]},
-        {"files": [{"path": "a", "is_dir": True}]},
         {"source": "http://127.0.0.1:1/x"},
         {"source": "ftp://127.0.0.1:1/x"},
         {"source": "nothing://x"},
