@@ -22,7 +22,7 @@ from curation.dialect import (
     stands_in_single_quotes,
 )
 from curation.header_lines import Further, further_line
-from curation.open_quotes import Unclosed, is_ragged
+from curation.open_quotes import SIGHT, Unclosed, is_ragged
 from curation.reasons import Reason
 from curation.records import HEAD, Blank, Fault, Found, Line, Record
 
@@ -122,7 +122,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
     before_quote, last, longest = b"", 0, 0
     known: frozenset[str] = frozenset()
     reader: Iterator[list[str]] | None = None
-    rest, rest_of = _Rest(), 0
+    rest = _Rest()
     while (item := feed.peek()) is not None:
         if isinstance(item, Fault):
             feed.pop()
@@ -156,6 +156,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             escaped = any(b'\\"' in line.data for line in feed.taken)
             first, cause = feed.give_back(str(error))
             reason = Reason.NUL if b"\0" in first.data else Reason.BAD_QUOTES
+            rest_of = 0
             if reason == Reason.BAD_QUOTES and escaped:
                 cause = 'a quote within a cell is written \\", not "" (Spark: option escape=\'"\')'
                 rest_of = rest.until(first, feed.ahead())
@@ -170,7 +171,6 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
                 assert isinstance(line, Line)
                 blank = Blank(line.data.count(b"\n") + 1)
                 yield Fault(line.position, Reason.RAGGED, _REST, line.data[:HEAD]) if line.data.strip() else blank
-            rest_of = 0
             continue
         if cells is None:
             reader = None
@@ -238,24 +238,22 @@ class _Rest:
         """How many lines behind the first one are parts of the record; 0 if it does not end within sight."""
         if first.position < self.looked or _odd(first.data) == 0:
             return 0
-        for count, line in enumerate(islice(ahead, _SIGHT), 1):
+        for count, line in enumerate(islice(ahead, SIGHT), 1):
             if _odd(line.data):  # the quote that the first line opens, less those that other cells open and close
                 return count
             self.looked = line.position
         return 0
 
 
-#: Lines that are looked at for the end of a record.
-_SIGHT: Final = 1_000
 _REST: Final = 'a part of the record above, whose quotes are written \\"'
 
 
 def _odd(data: bytes) -> int:
     """Whether a line opens or closes a cell: 1 if its quotes without a backslash are odd."""
-    return _UNESCAPED.sub(b"", data).count(b'"') % 2
+    return _BACKSLASHED.sub(b"", data).count(b'"') % 2
 
 
-_UNESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
+_BACKSLASHED: Final = re.compile(rb"\\.", re.DOTALL)
 
 
 class _Header(NamedTuple):

@@ -91,7 +91,7 @@ def _answers(row: Row, turns: list[str]) -> list[Answer]:
                 said.append(turn)
             continue
         said.append(f"assistant\x1f{turn.rpartition(_THOUGHT)[2].strip()}" if _THOUGHT in turn else turn)
-        own = blake2b(("m" + "\x1e".join(said)).encode(), digest_size=KEY_BYTES).digest()
+        own = _hash(("m" + "\x1e".join(said)).encode())
         if before or len(said) > 1:
             found.append((before[:8] + own[8:] if before else own, not row.beside or _UNLEARNED not in row.beside[at]))
         before = own

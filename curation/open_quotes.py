@@ -111,7 +111,7 @@ class Unclosed:
         """How many records run over lines from one on, if quotes quote; 0 if a cell tells that they do not."""
         lines, found = chain([line], self.ahead()), 0
         for number, one in enumerate(lines):
-            if number == _SIGHT:
+            if number == SIGHT:
                 break
             if b'"' not in one.data:
                 continue
@@ -143,7 +143,7 @@ class Unclosed:
 
 
 #: Lines of a file that are looked at to tell whether its quotes quote.
-_SIGHT: Final = 1_000
+SIGHT: Final = 1_000
 
 
 def _cells(line: Line, mark: str) -> list[str]:

@@ -47,8 +47,9 @@ _OTHERS: Final = {
 #: Keys that hold an object in which it is.
 _NESTED: Final = {
     "translation": "it is a translation, as `datasets` has them: write its two texts as `prompt` and `completion`",
-    "request": "it is a request of a log: write its `messages`, with the response as the last one",
-    "request_body": "it is a request of a log: write its `messages`, with the response as the last one",
+    **dict.fromkeys(
+        ("request", "request_body"), "it is a request of a log: write its `messages`, with the response as the last one"
+    ),
     "payload": "it is a message of Kafka Connect: write its `payload` alone, as with `schemas.enable=false`",
     "_airbyte_data": "it is a record of Airbyte: take flattening on, or write its `_airbyte_data` alone",
     "_source": "it is a document of Elasticsearch: write its `_source` alone",

@@ -102,18 +102,19 @@ def require_word(store: Store, spec: RunSpec) -> None:
     :raises AirflowFailException: if the run would have to be approved, and is not.
     """
     judged = costs.judge(planned(store, spec).hours, build_recipe(spec.recipe).compute.limits)
-    word = confirmation.read(store, spec.run) if judged.word != "start" else None
-    if judged.word != "start" and (word is None or not word.start):
-        raise AirflowFailException(_not_begun(spec.run, word))
+    if judged.word != "start":
+        _require_yes(store, spec.run)
 
 
 def require_yes(opened: Opened) -> None:
     """:raises AirflowFailException: if the last word is no."""
-    word = confirmation.read(connection.open_store(from_env().bucket), opened["run"])
+    _require_yes(connection.open_store(from_env().bucket), opened["run"])
+
+
+def _require_yes(store: Store, run: str) -> None:
+    word = confirmation.read(store, run)
     if word is None or not word.start:
-        raise AirflowFailException(_not_begun(opened["run"], word))
-
-
-def _not_begun(run: str, word: Word | None) -> str:
-    told = "awaiting approval" if word is None else word.told
-    return f"Run {run} does not begin: {told}. No pod was made. Clear the task `confirm` to be asked again"
+        told = "awaiting approval" if word is None else word.told
+        raise AirflowFailException(
+            f"Run {run} does not begin: {told}. No pod was made. Clear the task `confirm` to be asked again"
+        )
