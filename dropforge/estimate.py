@@ -41,6 +41,7 @@ _HOLES = 1.5  # of all others
 _CASTS = 1.0  # beside them, of what is cast to 16 bits and back
 _BYTES_PER_TOKEN = 4.0  # English text and a byte-level BPE of some thousands of words
 _CONFIG_BYTES = 1 << 20
+_SMALL_DISK: Final = 10e9  # bytes that the disk of every node has to spare
 
 
 @dataclass(frozen=True)
@@ -284,6 +285,20 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
 def base_bytes(recipe: Recipe, shape: Shape, width: int = 4) -> int:
     """Bytes of the base model's weights. :param width: of one that is not held in 4 bits."""
     return width * shape.parameters - _saved(recipe, shape.every_linear, width)
+
+
+def disk_bytes(recipe: Recipe) -> int | None:
+    """Bytes that a pod puts on its node's disk: the base as it is fetched, and the whole model that it writes.
+
+    Published weights have 16 bits, exported ones 32. None where that is little, or the base is not known here.
+    """
+    shape = shape_of(recipe)
+    if shape is None:
+        return None
+    model = recipe.base.model or ""
+    fetched = bool(model) and not model.startswith(("/", "file://")) and recipe.compute.data_cache is None
+    found = (6 if fetched else 4) * shape.parameters
+    return found if found > _SMALL_DISK else None
 
 
 def _saved(recipe: Recipe, linears: Iterable[tuple[int, int, int]], width: int) -> int:

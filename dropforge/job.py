@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from datetime import timedelta
+from math import ceil
 from typing import Any, Final, Protocol
 
 from dropforge import layout
 from dropforge.errors import DropforgeError
+from dropforge.estimate import disk_bytes
 from dropforge.network_bench import Order
 from dropforge.placement.catalogue import find, read
 from dropforge.placement.fabrics import PREFLIGHT, Network, environment, preflight
@@ -249,6 +251,17 @@ def _passed_on(compute: Compute, found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def requested_disk(recipe: Recipe) -> int | None:
+    """Bytes of its node's disk that each pod of a model's own jobs requests without a limit; None for none.
+
+    Not in a queue: Kueue never admits a job with a resource that its ClusterQueue does not cover.
+    """
+    compute = recipe.compute
+    if compute.backend == "local" or compute.queue is not None or compute.ephemeral_storage_gb is not None:
+        return None
+    return None if "TMPDIR" in compute.env else disk_bytes(recipe)
+
+
 def _pod(compute: Compute) -> dict[str, Any]:
     """What every job of a recipe asks for its pods."""
     return {
@@ -273,9 +286,11 @@ def _pod(compute: Compute) -> dict[str, Any]:
 
 
 def _common(spec: RunSpec, recipe: Recipe, purpose: str) -> dict[str, Any]:
+    disk = requested_disk(recipe) if purpose != "tokenise" else None
     return {
         "name": job_name(spec.run, purpose),
         **_pod(recipe.compute),
+        **({"requests": {"ephemeral-storage": f"{ceil(disk / 1e9)}G"}} if disk else {}),
         "labels": {
             "app.kubernetes.io/managed-by": "dropforge",
             "dropforge/family": spec.family,

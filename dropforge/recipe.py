@@ -374,7 +374,8 @@ class Compute(Section):
     priority_class: ObjectName | None = None
     """Kubernetes' PriorityClass of the pods, for clusters without Kueue; with `queue` use `priority`."""
     ephemeral_storage_gb: float | None = Field(default=None, gt=0, le=100_000)
-    """Gigabytes of its node's disk that each pod requests and may fill; null requests none."""
+    """Gigabytes of its node's disk that each pod requests and may fill; null requests what the base and the exported
+    model take, where that is known and more than 10 GB, and limits nothing. In a `queue` null requests nothing."""
     shared_memory_gb: float | None = Field(default=None, gt=0, le=100_000)
     """Gigabytes of /dev/shm, a part of `memory_gb`; null is half of it."""
     queue: str | None = Field(default=None, pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")

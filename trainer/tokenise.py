@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from dropforge.dataset import Manifest
+from dropforge.dataset import SPLITS, Manifest
 from dropforge.run import RunSpec
 from dropforge.store import open_store
 from trainer.config import Settings
 from trainer.data.chat import Document, documents, make_encoder
 from trainer.data.labels import labelled_documents
 from trainer.data.prompts import Prompt, held_out, make_prompts, write_prompts
-from trainer.data.rows import Row, check_keys, read_rows
+from trainer.data.rows import Row, check_keys, highest_key, read_rows
 from trainer.data.seq2seq import Sources, pairs
 from trainer.data.tokens import Column, Tokens, collect, write_tokens
 from trainer.data.user_code import UserCode
@@ -39,37 +41,46 @@ def tokenise(
     check: Callable[[], None],
     say: Callable[[str], None],
 ) -> None:
-    """Tokens of both splits, keys and sources of the rows, and prompts if asked for, written row by row.
+    """Tokens of both splits, keys and sources of the training rows, and prompts if asked for, written row by row.
 
     :param folder: is made. :param check: called now and then; it may raise to stop.
     :raises DataError: if the rows are not those of the dataset's digest.
     """
     data = open_store(spec.data_root)
-    keys: dict[str, Path] = {"train": folder / KEYS, "eval": folder / "eval_keys.npy"}
+    keys = {split: folder / f"{split}_keys.npy" for split in SPLITS}
     sources: dict[str, int] = {}
     folder.mkdir(parents=True)
     say(f"tokenising {manifest.rows('train')} rows")
     length = settings.train.sequence_length
     with ExitStack() as stack:
         columns = {split: Column(path, "V16") for split, path in keys.items()}
-        of_row = Column(folder / "row_sources.npy", np.int32)
-        for column in (*columns.values(), of_row):
+        of_row, row_keys = Column(folder / "row_sources.npy", np.int32), Column(folder / KEYS, "V16")
+        for column in (*columns.values(), of_row, row_keys):
             stack.callback(column.close)
 
         def seen(split: str) -> Iterator[Row]:
             for row in read_rows(data, manifest, split, code.rows):
                 columns[split].append(row.key)
                 if split == "train":
-                    of_row.append(sources.setdefault(row.source, len(sources)))
+                    sources.setdefault(row.source, len(sources))
                 if columns[split].length % 512 == 0:
                     check()
                 yield row
 
+        def noted(rows: Iterator[Row]) -> Iterator[Row]:
+            for row in rows:
+                of_row.append(sources[row.source])
+                row_keys.append(row.key)
+                yield row
+
         for split, most in (("train", settings.train.max_rows), ("eval", settings.eval_rows)):
+            highest = highest_key(data, manifest, split, most, check)
             rows = seen(split)
             facts: dict[str, Any] = {}
-            taken: Iterator[Row] = islice(rows, most)
-            if split == "eval" and settings.generation is not None:
+            taken: Iterator[Row] = islice((row for row in rows if highest is None or row.key <= highest), most)
+            if split == "train":
+                taken = noted(taken)
+            elif settings.generation is not None:
                 taken = _asking(settings, tokenizer, taken, settings.generation.rows, folder / PROMPTS)
             found = _documents(settings, tokenizer, labels, taken, length, facts)
             write_tokens(found, folder / split, facts, labelled=labels is not None)
@@ -77,15 +88,17 @@ def tokenise(
                 pass
     (folder / SOURCES).write_text(json.dumps(list(sources)))
     check_keys(manifest, {split: np.load(path, mmap_mode="r") for split, path in keys.items()})
-    keys["eval"].unlink()
+    for path in keys.values():
+        path.unlink()
 
 
 def _asking(settings: Settings, tokenizer: Any, rows: Iterator[Row], count: int, path: Path) -> Iterator[Row]:
-    """The rows as they come; once they are through, the prompts that are made of them are written."""
+    """The rows as they come; once they are through, the prompts of the first ones by content key are written."""
     kept: list[Row] = []
     for row in rows:
-        if len(kept) < count and held_out(row) is not None:
-            kept.append(row)
+        if (len(kept) < count or row.key < kept[-1].key) and held_out(row) is not None:
+            insort(kept, row, key=attrgetter("key"))
+            del kept[count:]
         yield row
     write_prompts(prompts_of(settings, tokenizer, kept, count), path)
 

@@ -26,7 +26,7 @@ from dropforge.estimate import Estimate, check_length, check_memory, estimate, m
 from dropforge.folder_files import files_of
 from dropforge.forecast import Forecast, Speed, forecast, steps_text
 from dropforge.hub import UnreachableError, at_config, is_hub_id, pin_base
-from dropforge.job import evaluate_job, gang_environment, network_of, tokenise_job, train_job
+from dropforge.job import evaluate_job, gang_environment, network_of, requested_disk, tokenise_job, train_job
 from dropforge.layout import RECIPE, SUCCESS, check_family, run_prefix
 from dropforge.placement.catalogue import read
 from dropforge.placement.fabrics import PREFLIGHT, Preflight, variables
@@ -305,7 +305,7 @@ def _plan_table(recipe: Recipe, figures: Estimate, plan: Forecast, rows_of_data:
             f"{counted(compute.gpus, 'GPU')}",
         ),
         *([("this machine", _room_here(compute))] if compute.backend == "local" else []),
-        *([("given", escape(given))] if (given := given_to_pods(compute)) else []),
+        *([("given", escape(given))] if (given := given_to_pods(recipe)) else []),
         *network_rows(compute),
         *([("instance", escape(placed_on(compute, read())))] if compute.gpus or compute.backend != "local" else []),
         ("memory", memory_text(recipe, figures)),
@@ -337,10 +337,12 @@ def _room_here(compute: Compute) -> str:
     return never_fits(Resources(*compute.all_pods), total) or f"has room: {total}"
 
 
-def given_to_pods(compute: Compute) -> str:
+def given_to_pods(recipe: Recipe) -> str:
     """What Kubernetes is told of the pods beside their sizes: where they may run, by whom, and what they wait in."""
+    compute = recipe.compute
     if compute.backend == "local":
         return ""
+    asked = requested_disk(recipe)
     parts = {
         "kind": None if compute.kind == "auto" else compute.kind,
         "namespace": compute.namespace,
@@ -355,6 +357,7 @@ def given_to_pods(compute: Compute) -> str:
         "variables": ", ".join(sorted(compute.env)),
         "annotations": ", ".join(sorted(compute.annotations)),
         "disk": f"{compute.ephemeral_storage_gb:g} GB" if compute.ephemeral_storage_gb else None,
+        "disk for base and exported model": size_text(asked) if asked else None,
         "shared memory": f"{compute.shared_memory_gb:g} GB" if compute.shared_memory_gb else None,
         "waits": f"{compute.queue_timeout_minutes} min at most" if compute.queue_timeout_minutes else None,
     }

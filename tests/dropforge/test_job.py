@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from math import ceil
+from typing import Any
 
 import pytest
 from kubeflow_training.jobs.kinds import KINDS, PYTORCH_JOB, TRAIN_JOB, Kind, kind_of
@@ -16,6 +19,7 @@ from dropforge.cli.job_manifests import manifest_of, runtime_of
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.job import SECRET, asked_job, evaluate_job, job_kind, network_job, tokenise_job, train_job
 from dropforge.network_bench import Order
+from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe
 from dropforge.recipes.load import build_recipe, merge, parse_recipe
 from dropforge.run import RunSpec
@@ -73,6 +77,47 @@ def test_every_job_of_a_run_can_be_of_every_kind(kind: Kind) -> None:
         manifest = manifest_of(arguments, kind)
         kind.require_valid(manifest)
         assert kind_of(manifest) is kind
+
+
+def _resources(value: Any) -> Iterator[dict[str, dict[str, str]]]:
+    """Each `resources` of a manifest, a TrainJob's `resourcesPerNode` too."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else []):
+        if key in ("resources", "resourcesPerNode"):
+            yield inner
+        else:
+            yield from _resources(inner)
+
+
+def _disks(recipe: Recipe, kind: Kind) -> list[tuple[str | None, str | None]]:
+    """What the pods that have the model ask of their disk, and may take of it."""
+    found = []
+    for build in (train_job, evaluate_job):
+        manifest = manifest_of(build(SPEC, recipe), kind)
+        kind.require_valid(manifest)
+        given = [
+            one
+            for one in _resources(manifest)
+            if one["requests"]["memory"] == f"{recipe.compute.memory_gb * 1000:.0f}M"
+        ]
+        found += {tuple(one[part].get("ephemeral-storage") for part in ("requests", "limits")) for one in given}
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_pods_ask_for_the_disk_that_base_and_exported_model_take(kind: Kind) -> None:
+    def disks(base: str = "meta-llama/Llama-3.1-8B", **compute: object) -> list[tuple[str | None, str | None]]:
+        return _disks(
+            parse_recipe(json.dumps({"base": {"model": base}, "compute": {"backend": "kubernetes", **compute}})), kind
+        )
+
+    weights = 8_030_261_248
+    assert disks() == [(f"{ceil(6 * weights / 1e9)}G", None)] * 2
+    cached = {"data_cache": "/cache/models", "volumes": [{"claim": "cache", "path": "/cache", "read_only": False}]}
+    assert disks(**cached) == [(f"{ceil(4 * weights / 1e9)}G", None)] * 2
+    assert disks(ephemeral_storage_gb=60) == [("60000M", "60000M")] * 2
+    for none in ({"queue": "team"}, {"env": {"TMPDIR": "/cache"}}):
+        assert disks(**none) == [(None, None)] * 2
+    assert disks("s3://models/unknown") == disks("Qwen/Qwen2.5-0.5B") == [(None, None)] * 2
 
 
 def test_pods_of_a_train_job_have_the_keys_that_others_get_themselves() -> None:

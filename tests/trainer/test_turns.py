@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,26 @@ def test_a_template_that_leaves_out_a_part_of_an_answer_refuses_its_rows(
     assert not isinstance(plain, str)
     if template != NO_ARGUMENTS:  # and no others
         assert not isinstance(TemplateEncoder(made, loss_on).encode([CALLING])[0], str)
+
+
+#: `TOOLS` with markers; and as people put them: around the content and its end alone, or that of answers without calls.
+HEAD, BODY, TAIL = re.split(
+    r"(\{% if m\.reasoning_content.*)\{\{ '<\|im_end\|>\\n' \}\}(?=\{% endfor %\}\{% if add)", TOOLS
+)
+ENDED = f"{BODY}{{{{ '<|im_end|>' }}}}"
+MARKS = "{% if m.role == 'assistant' %}{% generation %}"
+ALL_MARKED = f"{HEAD}{MARKS}{ENDED}{{% endgeneration %}}{{% else %}}{ENDED}{{% endif %}}{{{{ '\\n' }}}}{TAIL}"
+PLAIN_MARKED = ALL_MARKED.replace(MARKS, MARKS.replace(" %}", " and not (m.tool_calls or m.reasoning_content) %}", 1))
+
+
+@pytest.mark.parametrize("template", [ALL_MARKED, PLAIN_MARKED], ids=["all", "content alone"])
+@pytest.mark.parametrize(
+    "row", [CALLING, SAYING, TWICE, THINKING, FLAGGED], ids=["calls", "says", "two", "thinks", "weight"]
+)
+def test_markers_are_believed_for_what_they_hold(template: str, row: Row) -> None:
+    plain, marked = tokenizer(TOOLS), tokenizer(template)
+    expected = parts(TemplateEncoder(plain, "answers"), plain, row)
+    assert parts(TemplateEncoder(marked, "answers"), marked, row) == expected
 
 
 def test_rows_with_tools_are_written_by_the_template_for_tools(tmp_path: Path) -> None:

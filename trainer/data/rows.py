@@ -109,6 +109,28 @@ def read_rows(
             yield from found if change is None else map(change, found)
 
 
+def highest_key(
+    store: Store, manifest: Manifest, split: str, most: int | None, check: Callable[[], None] = lambda: None
+) -> bytes | None:
+    """The content key up to which a split's first rows by key go; None if those are all of them, or its first shards'.
+
+    Rows are in that order within a drop. :param most: of them, None for all. :param check: called now and then.
+    """
+    if most is None or not manifest.steps or manifest.rows(split) <= most:
+        return None
+    keys = bytearray()
+    for row in read_rows(store, manifest, split):
+        keys += row.key
+        if len(keys) % (512 * 16) == 0:
+            check()
+    at = 0
+    for piece in _sorted(np.frombuffer(keys, dtype="V16")):
+        if (most - 1 - at) * 16 < len(piece):
+            return piece[(most - 1 - at) * 16 :][:16]
+        at += len(piece) // 16
+    return None
+
+
 def check_keys(manifest: Manifest, keys: Mapping[str, NDArray[np.void]]) -> None:
     """Compare the rows that were read with the dataset's digest.
 

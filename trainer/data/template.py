@@ -203,6 +203,9 @@ _WORDS: Final = {
     "several calls": ("DROPFORGECALL1", "DROPFORGEVALUE1", "DROPFORGECALL2", "DROPFORGEVALUE2"),
 }
 
+#: What an answer may say beside its text.
+_BESIDE: Final = frozenset({"calls", "several calls", "content", "thoughts"})
+
 
 @dataclass(frozen=True)
 class Rendered:
@@ -256,6 +259,7 @@ class ChatTemplate:
             raise DataError(self.name, "there are several and none is `default`", "Save one `chat_template`")
         self.template = template
         self._found_hidden: dict[bool, frozenset[str]] = {}
+        self._found_unmarked: dict[bool, frozenset[str]] = {}
         self.special = dict(tokenizer.special_tokens_map)
         added = {str(token) for token in tokenizer.added_tokens_decoder.values()} | {tokenizer.eos_token}
         # Gemma's vocabulary has line breaks among its added tokens: they end nothing.
@@ -334,7 +338,7 @@ class ChatTemplate:
         used = self._of(tools)
         lost = used._lost(messages, tools)
         found = {_COUNTED[kind] for kind in lost if kind in _COUNTED}
-        if lost & {"earlier thoughts", "earlier written thoughts"} and (whole or used.marked):
+        if lost & {"earlier thoughts", "earlier written thoughts"} and (whole or used._marks(messages, tools)):
             found.add(_COUNTED["thoughts"])
         return frozenset(found)
 
@@ -367,6 +371,34 @@ class ChatTemplate:
             self._found_hidden[tools] = frozenset(kind for kind in kinds if not shown(kind))
         return self._found_hidden[tools]
 
+    def _marks(self, messages: list[Message], tools: Tools) -> bool:
+        """Whether the template's markers hold all that the answers of such a conversation say."""
+        if not self.marked:
+            return False
+        beside = _kinds(messages, tools) & _BESIDE
+        return not beside or not beside & self._unmarked(bool(tools))
+
+    def _unmarked(self, tools: bool) -> frozenset[str]:
+        """Kinds of `_BESIDE` that the template writes outside its markers, or without an end token in them."""
+
+        def marked(kind: str) -> bool:
+            for probe in _PROBES[kind]:
+                try:
+                    text, spans = self._render(probe, _TOOLS if tools else (), marks=True)
+                except UnusableChatError:  # as it will refuse the rows
+                    continue
+                for word in filter(text.__contains__, _WORDS[kind]):
+                    at = text.index(word)
+                    if not any(low <= at and at + len(word) <= high for low, high in spans):
+                        return False
+                if not spans or not text[slice(*spans[-1])].rstrip().endswith(tuple(self.ends)):
+                    return False
+            return True
+
+        if tools not in self._found_unmarked:
+            self._found_unmarked[tools] = frozenset(kind for kind in _BESIDE if not marked(kind))
+        return self._found_unmarked[tools]
+
     def _shows(self, probe: list[Message], words: Sequence[str], tools: Tools) -> bool:
         try:
             text = self._text(probe, tools)
@@ -391,12 +423,13 @@ class ChatTemplate:
         answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
         turns = [turn for turn in answers if turn not in silent]
         said = sum(_size(messages[turn]) for turn in turns)
-        check_work(messages, tools, len(answers) if self.marked else len(turns))
+        marked = self._marks(messages, tools)
+        check_work(messages, tools, len(answers) if marked else len(turns))
         self._check(messages, tools)
-        text, spans = self._render(messages, tools, marks=self.marked)
-        if self.marked and len(turns) == len(answers):
+        text, spans = self._render(messages, tools, marks=marked)
+        if marked and len(turns) == len(answers):
             return [Rendered(text, spans, said)]
-        if self.marked:
+        if marked:
             if len(spans) != len(answers):
                 raise UnusableChatError("its answers cannot be distinguished, and one is not to be learned")
             kept = tuple(span for turn, span in zip(answers, spans, strict=True) if turn not in silent)

@@ -65,6 +65,7 @@ class TrainingJobSpec:
     :param cpus, memory_gb, gpus: what each pod asks for and may use (GB = 10^9 bytes).
     :param gpu_resource: by which name Kubernetes knows the GPUs.
     :param resources: more of that, by the names of Kubernetes.
+    :param requests: more that each pod asks for, and is not held to.
     :param env: environment variables; never secrets.
     :param secrets: names of Kubernetes secrets whose keys become environment variables; never their content.
     :param shm_gb: size of the memory-backed /dev/shm, a part of `memory_gb`; half of it unless given.
@@ -105,6 +106,7 @@ class TrainingJobSpec:
     gpus: int = 0
     gpu_resource: str = "nvidia.com/gpu"
     resources: Mapping[str, str | int | float] | None = None
+    requests: Mapping[str, str | int | float] | None = None
     env: Mapping[str, str] | None = None
     secrets: Sequence[str] = ()
     shm_gb: float | None = None
@@ -244,7 +246,7 @@ class TrainingJobSpec:
         resources: dict[str, str] = {"cpu": _cpus(self.cpus), "memory": f"{round(self.memory_gb * 1000)}M"}
         if self.gpus:
             resources[self.gpu_resource] = str(self.gpus)
-        resources |= {key: str(value) for key, value in (self.resources or {}).items()}
+        resources |= _texts(self.resources)
         container = {
             "name": CONTAINER,
             "image": self.image,
@@ -253,7 +255,7 @@ class TrainingJobSpec:
             "args": list(self.args),
             "env": [{"name": key, "value": value} for key, value in sorted(env.items())],
             "envFrom": [{"secretRef": {"name": secret}} for secret in self.secrets],
-            "resources": {"requests": dict(resources), "limits": dict(resources)},
+            "resources": {"requests": _texts(self.requests) | resources, "limits": dict(resources)},
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": mounts,
             "securityContext": container_rights(self.user),
@@ -278,6 +280,10 @@ class TrainingJobSpec:
             "securityContext": container_rights(self.user),
         }
         return {key: value for key, value in wait.items() if value not in (None, {})}
+
+
+def _texts(amounts: Mapping[str, str | int | float] | None) -> dict[str, str]:
+    return {key: str(value) for key, value in (amounts or {}).items()}
 
 
 def _spread(pod: dict[str, Any], name: str, *, required: bool) -> None:
