@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, islice
 from typing import Final, NamedTuple
@@ -212,6 +212,16 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
         if cells and (cells[0][:1] == "'" or cells[-1][-1:] == "'"):  # one tells, where all texts are quoted so
             seen["single"] += any(map(stands_in_single_quotes, cells))
         record = _csv_row(header, cells, position, head, ascii=len(taken) == 1 and data.isascii())
+        if len(taken) == 1 and data[-1:] == b"\\" and _goes_on(data):
+            if parts := _parts(header, cells, feed.ahead(), partial(_cells, delimiter=delimiter, quoted=quoted)):
+                yield from unclosed.flush()
+                yield Fault(position, Reason.RAGGED, _BREAK, head)
+                for _ in range(parts):
+                    line = feed.pop()
+                    assert isinstance(line, Line)
+                    yield Fault(line.position, Reason.RAGGED, _BREAK_REST, line.data[:HEAD])
+                continue
+            seen["escaped"] += _ESCAPED.search(data) is None  # which counted it
         if quoted:
             if not spaced and before_quote in data:
                 seen["spaced"] += any(cell[:1] == " " and cell.lstrip()[:1] == '"' for cell in cells)
@@ -225,6 +235,43 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
         else:
             yield record
     yield from unclosed.end()
+
+
+_BREAK: Final = (
+    "a line break within a cell is written as a backslash and a break (MySQL, Redshift, Snowflake): export with quotes"
+)
+_BREAK_REST: Final = "a part of the record above, whose line breaks are written as a backslash and a break"
+
+
+def _goes_on(data: bytes) -> bool:
+    """Whether a line ends with a backslash that escapes its break."""
+    return (len(data) - len(data.rstrip(b"\\"))) % 2 == 1
+
+
+def _cells(data: bytes, delimiter: str, *, quoted: bool) -> list[str]:
+    """The cells of a line alone; none if a quote is open."""
+    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    try:
+        return next(
+            csv.reader([data.decode("utf-8", "surrogateescape")], delimiter=delimiter, strict=True, quoting=quoting), []
+        )
+    except csv.Error:
+        return []
+
+
+def _parts(header: _Header, cells: list[str], ahead: Iterator[Line], read: Callable[[bytes], list[str]]) -> int:
+    """How many lines behind one that ends with a backslash are parts of its record: with them it has as many cells as
+    the header, and some line of them has not. 0 if none, as where a path ends with a backslash.
+    """
+    whole, apart = list(cells), _fits(header, cells)
+    for count, line in enumerate(islice(ahead, SIGHT), 1):
+        if not (more := read(line.data)):
+            return 0
+        apart &= _fits(header, more)
+        whole[-1:] = [f"{whole[-1]}\n{more[0]}", *more[1:]]
+        if not _goes_on(line.data):
+            return 0 if apart or not _fits(header, whole) else count
+    return 0
 
 
 class _Rest:

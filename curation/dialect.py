@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-_SEPARATORS: Final = ",\t;|"
+_SEPARATORS: Final = ",\t;|\x01"  # the last one is Hive's
 #: Excel's own first line, which says what separates the cells below.
 _SAID: Final = re.compile(rb'"?sep=(.)"?[,;\t|]*\r?', re.IGNORECASE)
 _LONGEST: Final = 4096  # bytes of a line that names columns, where no name of a file says so
@@ -25,7 +25,7 @@ def said_separator(line: bytes) -> str | None:
 
 
 def separator(header: bytes) -> str:
-    """The most frequent of `,;|` and tab in the line with the names of the columns, outside quotes."""
+    """The most frequent of `,;|`, tab and Hive's Ctrl-A in the line with the names of the columns, outside quotes."""
     bare = _QUOTED.sub(b"", header)
     return max(_SEPARATORS, key=lambda mark: bare.count(mark.encode()))
 
@@ -36,9 +36,9 @@ def is_quoted(quotes: str, header: bytes, mark: str) -> bool:
     :param quotes: `data.quotes` of the recipe. :param header: line with the names of the columns. :param mark: what
         separates them; most programs that write tabs know no quotes, and those that do write the names in some.
     """
-    if quotes != "auto" or mark != "\t":
+    if quotes != "auto" or mark not in ("\t", "\x01"):
         return quotes != "never"
-    names = [name for name in header.strip().split(b"\t") if name]
+    names = [name for name in header.strip().split(mark.encode()) if name]
     return all(stands_in_quotes(name.decode("utf-8", "replace")) for name in names)
 
 

@@ -7,12 +7,15 @@ reason and is not promoted again, unless it is named here.
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, Param, task
 from dropforge_airflow.alerts.callbacks import RUN_FAILED, TASK_FAILED
 from dropforge_airflow.assets import MODELS, ROLLBACK_DAG
 from dropforge_airflow.tasks import rollback
+
+from dropforge.settings import families_folder
 
 with DAG(
     ROLLBACK_DAG,
@@ -54,6 +57,6 @@ with DAG(
     },
     on_failure_callback=RUN_FAILED,
 ):
-    chosen: Any = task(rollback.choose)()
+    chosen: Any = task(rollback.choose)(str(families_folder(Path(__file__).parent)))
     moved: Any = task(outlets=[MODELS])(rollback.move)
     moved(chosen)

@@ -40,11 +40,21 @@ class Choice:
     back: bool
 
 
-def choose(tracking_uri: str, store: Store, family: str, alias: str = "champion", to: str | None = None) -> Choice:
+def choose(
+    tracking_uri: str,
+    store: Store,
+    family: str,
+    alias: str = "champion",
+    to: str | None = None,
+    *,
+    approved: bool = False,
+) -> Choice:
     """Find the version that is to hold the alias, and see that its files are there.
 
     :param to: its number; None for the one that held the alias before and was not rolled back itself.
-    :raises DataError: if there is none, its files are gone or were changed, or the name is no family's.
+    :param approved: whether people approve of the family's models: one that never held an alias has nobody's yes.
+    :raises DataError: if there is none, its files are gone or were changed, nobody approved of it, or the name is no
+        family's.
     """
     mlflow = tracking.client(tracking_uri)
     layout.check_family(family)
@@ -54,6 +64,12 @@ def choose(tracking_uri: str, store: Store, family: str, alias: str = "champion"
     target = _before(mlflow, family, alias, holder) if to is None else _version(mlflow, family, to)
     if str(target.version) == current:
         raise DataError(f"version {current} of {family}", f"it is {alias!r} already", "Name another one with `--to`")
+    if approved and tracking.TAG_PREVIOUS not in target.tags:
+        raise DataError(
+            f"version {target.version} of {family}",
+            "it never was a champion, and people approve of this family's models (`promote.approval`)",
+            "Clear the task `approve` of its run, and have a reviewer answer, or name a version that was one",
+        )
     _check_files(store, family, target)
     back = current is not None and int(target.version) < int(current)
     return Choice(family, alias, str(target.version), current, back)

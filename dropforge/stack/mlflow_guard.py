@@ -28,9 +28,12 @@ _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _API: Final = r"/(ajax-)?api/2\.0"
 _FILES: Final = re.compile(rf"{_API}/mlflow-artifacts/.+")
 _UPLOAD: Final = re.compile(rf"PUT {_API}/mlflow-artifacts/artifacts/.+")
+_PARTS: Final = re.compile(rf"POST {_API}/mlflow-artifacts/mpu/create(/.*)?")
+_MOST_PARTS: Final = 10_000  # S3's own limit
 _LARGEST: Final = 64 << 20
 _LARGEST_READ: Final = 8 << 20  # of a training's, which is read here; MLflow takes a batch of 1 MB
 _TEXTS: Final = {
+    400: b"An upload has 1 to %d parts" % _MOST_PARTS,
     401: b"You are not authenticated.",
     403: b"Permission denied",
     411: b"The request needs a Content-Length",
@@ -80,6 +83,21 @@ def may_tag(path: str, body: bytes) -> bool:
     return allowed and isinstance(found, dict)  # MLflow decodes a string once more
 
 
+def may_upload(body: bytes) -> bool:
+    """Whether MLflow may be asked for so many parts of an upload, each of which it signs before it answers."""
+    counts: list[Any] = []
+
+    def look(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        counts.extend(value for name, value in pairs if name.replace("_", "").lower() == "numparts")
+        return dict(pairs)
+
+    try:
+        found = json.loads(body.decode(), object_pairs_hook=look)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and all(type(count) is int and 0 < count <= _MOST_PARTS for count in counts)
+
+
 def body_refusal(method: str, path: str, headers: Iterable[tuple[bytes, bytes]], largest: int = _LARGEST) -> int:
     """The status with which a body is refused by what its head says of it; 0 for none."""
     told = {name.lower(): value for name, value in headers}
@@ -126,7 +144,10 @@ class Guard:
             body = await _whole(receive)
             if body is None:
                 return None
-            status = 0 if may_tag(scope["path"], body) else 403
+            if _PARTS.fullmatch(f"{scope['method']} {scope['path']}"):
+                status = 0 if may_upload(body) else 400
+            else:
+                status = 0 if may_tag(scope["path"], body) else 403
             receive = _again(body, receive)
         if not status:
             return await self._application(scope, receive, send)
@@ -161,6 +182,7 @@ class Guard:
         if bounded and not may_write(method, path):
             return 403, False
         read = bounded and method not in _READS and not _FILES.fullmatch(path)
+        read |= _PARTS.fullmatch(f"{method} {path}") is not None
         return body_refusal(method, path, scope["headers"], _LARGEST_READ if read else _LARGEST), read
 
 

@@ -336,6 +336,39 @@ def test_an_escaped_separator_is_named_where_cells_are_too_many() -> None:
     assert row.detail.startswith("3 cells under 2 columns; one ends with a backslash")
 
 
+@pytest.mark.parametrize(("name", "mark"), [("a.tsv", "\t"), ("a.csv", "|"), ("000000", "\t")])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("How is it reset?", "Turn it\\\noff."),
+        ("How is it reset,\\\nsay?", "Turn it off."),
+        ("How?\\\nSay it.\\\nNow.", "Turn\\\n\\\noff."),
+        ("How?", "Turn it\\\\\\\noff."),
+    ],
+)
+def test_a_record_whose_breaks_are_escaped_without_quotes_is_no_row_and_its_parts_are_none(
+    make: Make, rows: Rows, name: str, mark: str, cells: tuple[str, str]
+) -> None:
+    """As MySQL's OUTFILE, Redshift's ESCAPE and Snowflake write a break. Neighbours are rows."""
+    made = make({name: table(*BOTH[:9], cells, BOTH[9], cells, *BOTH[10:], mark=mark)})
+    assert chats(rows(made)) == dict(BOTH)
+    assert made.counts["input"] == len(BOTH) + 2 * len(mark.join(cells).splitlines())
+
+
+@pytest.mark.parametrize("name", ["000000_0", "a.tsv", "a.csv"])
+def test_hive_s_mark_separates_cells(make: Make, rows: Rows, name: str) -> None:
+    quotes = [('What is "on"?', '"On" is on, and; so | on')]
+    assert chats(rows(make({name: table(*BOTH, *quotes, mark="\x01")}))) == dict([*BOTH, *quotes])
+
+
+def test_a_backslash_at_the_end_of_a_row_is_one_of_it_and_told(make: Make, rows: Rows, store: FolderStore) -> None:
+    """As of a folder. Where a whole row follows, it is no escape."""
+    folders = [(f"Where is {n}?", f"C:\\data\\{n}\\") for n in range(3)]
+    made = make({"a.tsv": table(*BOTH, *folders, *BOTH[:1])})
+    assert chats(rows(made)) == dict([*BOTH, *folders])
+    assert "were read as letters" in json.dumps(card_of(store, made))
+
+
 @pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.tsv", "\t")])
 def test_single_quotes_that_are_read_as_characters_are_told(
     make: Make, rows: Rows, store: FolderStore, name: str, mark: str

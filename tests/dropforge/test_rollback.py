@@ -122,6 +122,18 @@ def test_a_version_that_never_was_champion_is_promoted_by_hand_and_that_can_be_u
     assert family.roll_back().version == "1"
 
 
+def test_where_people_approve_a_version_that_never_was_champion_needs_their_yes(family: Family) -> None:
+    for promote in (True, False, True):
+        family.add(promote)
+
+    def choose(to: str | None) -> str:
+        return rollback.choose(family.server, family.store, family.name, to=to, approved=True).version
+
+    with pytest.raises(DropforgeError, match=r"version 2 of fam.* never was a champion.*`approve` of its run"):
+        choose("2")
+    assert choose(None) == choose("1") == "1"
+
+
 def test_a_second_try_of_the_move_goes_back_no_further(family: Family) -> None:
     for _ in range(3):
         family.add()

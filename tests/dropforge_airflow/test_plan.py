@@ -205,12 +205,20 @@ def test_who_starts_a_run_does_not_choose_its_reviewers(store: Store) -> None:
     family_recipe.write(store, "fam", {"extends": "tiny", "promote": {"approval": {"people": ["bob"]}}}, "tiny", "ann")
     for form in ({}, {"preset": "tiny"}, {"recipe": {"promote": {"approval": {"people": ["bob"]}}}}):
         assert approval(**form).people == ("bob",)
+    changed = r"`promote.approval`: the form changes what holds for family fam \(set"
     for other in (None, {"people": ["mallory"]}, {"people": []}, {"otherwise": "promote"}):
         for form in ({}, {"preset": "tiny"}):
-            with pytest.raises(
-                RecipeError, match=r"`promote.approval`: the form changes what holds for family fam \(set"
-            ):
+            with pytest.raises(RecipeError, match=changed):
                 approval(recipe={"promote": {"approval": other}}, **form)
+    # A batch's window closed before the family had reviewers, or with them; whoever names it starts a run all the same.
+    for kept in ({"extends": "tiny"}, {"extends": "tiny", "promote": {"approval": {"people": ["bob"]}}}):
+        batch = {"drop": "fam/d1", "recipe": "train: {seed: 7}"}
+        found = resolve_recipe(store, drop, filled(batch, "b"), ALONE, kept).recipe
+        assert (found.promote.approval.people, found.train.seed) == (("bob",), 7)  # type: ignore[union-attr]
+        for other in ("null", "{people: [mallory]}"):
+            form = filled({**batch, "recipe": f"promote: {{approval: {other}}}"}, "b")
+            with pytest.raises(RecipeError, match=changed):
+                resolve_recipe(store, drop, form, ALONE, kept)
 
 
 KERNELS = {"kernels": ["tidy"]}

@@ -140,6 +140,13 @@ def test_a_no_in_the_terminal_keeps_the_champion_and_is_asked_again_after_a_clea
     assert done.returncode == 2
     assert "it awaits no approval" in done.stderr
 
+    (tracked,) = stack.tracked(run)
+    refused = tracked.data.tags[tracking.TAG_VERSION]
+    done = typed(stack, "rollback", FAMILY, "--to", refused, "--reason", "by hand", "--yes")
+    assert done.returncode == 1
+    assert "it never was a champion, and people approve of this family's models" in done.stderr
+    assert stack.champion(FAMILY) == champion
+
     stack.clear(run, "approve")
     asked(stack, run)
     assert typed(stack, "approve", f"{FAMILY}/two", "--yes").returncode == 0

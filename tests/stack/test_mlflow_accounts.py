@@ -190,6 +190,14 @@ def test_a_body_has_a_bound(mlflow: Asked) -> None:
     assert send_head(mlflow, "PUT", file, basic("stranger", "password1234"), "Content-Length: 1000000000") == 401
 
 
+def test_an_upload_has_a_bound_of_parts(mlflow: Asked) -> None:
+    """MLflow signs an address for each before it answers, and goes on when nobody waits any more."""
+    for who in (TRAINER, PERSON):
+        for path in ("-artifacts/mpu/create", "-artifacts/mpu/create/1/x"):
+            assert mlflow.ask(who, path, {"path": "f", "num_parts": 10_001})[0] == 400
+            assert mlflow.ask(who, path, {"path": "f", "num_parts": 2})[0] != 400
+
+
 def test_a_file_may_be_longer_than_other_bodies() -> None:
     long = [(b"Content-Length", b"1000000000")]
     assert body_refusal("PUT", "/api/2.0/mlflow-artifacts/artifacts/1/x", long) == 0

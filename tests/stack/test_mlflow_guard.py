@@ -9,7 +9,7 @@ import pytest
 
 from dropforge import tracking
 from dropforge.checkpoints import ANSWER, ASK
-from dropforge.stack.mlflow_guard import may_tag
+from dropforge.stack.mlflow_guard import may_tag, may_upload
 from dropforge.training_tags import may_set
 from trainer.report.models import BEST, DELETED, LAST, shown
 from trainer.state.checkpoint import Seal
@@ -34,6 +34,25 @@ SEAL = Seal("fam-1", 1, 1, "p", {}, {}, "digest", 1.0)
 )
 def test_a_tag_is_found_however_it_is_written(body: bytes) -> None:
     assert not may_tag("/api/2.0/mlflow/runs/log-batch", body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"path": "f", "num_parts": 1000000000}',
+        b'{"path": "f", "num_parts": 1, "numParts": 1000000000}',
+        b'{"path": "f", "num_parts": 1000000000, "num_parts": 1}',
+        b'{"num_parts": "1000000000"}',
+        b'{"num_parts": 1e9}',
+        b'{"num_parts": 0}',
+        b'"{}"',
+        b"[" * 100_000,
+        b"",
+    ],
+)
+def test_an_upload_of_too_many_parts_is_found_however_it_is_written(body: bytes) -> None:
+    assert not may_upload(body)
+    assert may_upload(b'{"path": "f", "num_parts": 10000}')
 
 
 def test_tags_that_the_trainer_sets_are_those_that_trainings_may_set() -> None:

@@ -78,11 +78,13 @@ def resolve_recipe(
     :param gathered: the family's recipe as it was when its window closed, for several drops as one.
     :raises RecipeError: with the key, the cause and the mend.
     """
-    if gathered is not None:
-        values = resolve(gathered)
-        return Resolved(_held(check_startable(build_recipe(merge(values, asked.over))), values))
-    own = family_recipe.read_own(store, drop)
     family = find_ruling(store, drop.family, installation)
+    if gathered is not None:
+        values = _with_review(resolve(gathered), family)
+        recipe = _held(check_startable(build_recipe(merge(values, asked.over))), values)
+        _check_review(recipe, values, family)
+        return Resolved(recipe)
+    own = family_recipe.read_own(store, drop)
     ruling = None if asked.preset else family
     may = installation.self_service and drop.uploaded
     sets_it = ruling is not None and family_recipe.sets_recipe(store, drop.family, ruling, self_service=may)
@@ -108,6 +110,11 @@ def find_ruling(store: Store, family: str, installation: Installation) -> Ruling
     """Find what holds for a family. :raises DropforgeError: if its file or its recipe cannot be used."""
     file = rules_of(installation.families, family) if installation.families is not None else None
     return family_recipe.rule(store, family, installation.preset, file)
+
+
+def is_reviewed(store: Store, family: str, installation: Installation) -> bool:
+    """Whether people approve of the family's models before the alias moves."""
+    return at_path(find_ruling(store, family, installation).values, _APPROVAL) is not None
 
 
 def _with_review(values: dict[str, Any], family: Ruling) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from dropforge import rollback
+from dropforge import layout, rollback
 from dropforge.moves import moving
 from dropforge.settings import from_env
 from dropforge_airflow import connection, lineage
@@ -16,21 +17,27 @@ from dropforge_airflow.alerts.callbacks import where
 from dropforge_airflow.alerts.telling import tell
 from dropforge_airflow.lineage import Lineage
 from dropforge_airflow.tasks.failure import no_retry
+from dropforge_airflow.tasks.recipe import Installation, is_reviewed
 
 log = logging.getLogger(__name__)
 
 
-def choose(params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The task: which version gets the alias. Chosen once, so that a second try of the move goes back no further."""
+def choose(families: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The task: which version gets the alias. Chosen once, so that a second try of the move goes back no further.
+
+    :param families: folder of the families' files.
+    """
     assert params is not None
     settings = from_env()
+    store, family = connection.open_store(settings.bucket), str(params["family"]).strip()
     with no_retry():
         choice = rollback.choose(
             settings.tracking_uri,
-            connection.open_store(settings.bucket),
-            str(params["family"]).strip(),
+            store,
+            family,
             str(params["alias"]),
             (params.get("version") or "").strip() or None,
+            approved=is_reviewed(store, layout.check_family(family), Installation.here(Path(families))),
         )
     log.info("%s of %s: version %s, after version %s", choice.alias, choice.family, choice.version, choice.current)
     return asdict(choice)
