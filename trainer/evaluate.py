@@ -17,6 +17,9 @@ With `evaluate.holdout` both are measured on that dataset version's rows as well
 `evaluate.max_rows` in the order of their content keys, without those that the candidate was trained on. `holdout` of
 the result says how many.
 
+Of what a model's chat template refuses nothing is read: where candidate and champion read other rows, both are measured
+on those that both read, and the champion's figures are these alone.
+
 Classifiers are measured on the rows whose label the candidate knows, each with its own tokenizer; a row is a row, so
 their figures compare whatever the tokens. A champion that does not know one of these labels, or has another task, has
 `problem` in the place of its figures.
@@ -38,6 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dropforge.dataset import SPLITS, Manifest
 from dropforge.errors import DataError, DropforgeError, RecipeError
@@ -50,6 +54,7 @@ from dropforge.store import Store, open_store, split_uri, wait_for_s3
 from trainer import bootstrap
 from trainer.compat import check_versions, quiet_libraries
 from trainer.config import Settings, read_settings
+from trainer.data.chat import tell_left_out
 from trainer.data.rows import Row, check_keys, load_manifest, read_rows
 from trainer.data.user_code import UserCode, user_code
 from trainer.launch import Verdict, write_termination_message
@@ -100,13 +105,17 @@ def _compare(
         console.say(str(held))
     own = None if held is None else held.rows
 
-    def measure(name: str, uri: str, some: list[Row], held_out: list[Row] | None) -> MeasuredModel:
-        return measure_model(name, uri, some, settings, stop, console, code, held_out)
+    def measure(
+        name: str, uri: str, some: list[Row], held_out: list[Row] | None, *, answering: bool = True
+    ) -> MeasuredModel:
+        how = settings if answering else replace(settings, generation=None)
+        return measure_model(name, uri, some, how, stop, console, code, held_out)
 
     measured = measure("candidate", order["candidate"], rows, own)
     candidate, tables = measured.figures, {"candidate": measured.answers}
-    columns: dict[str, Columns] = {"candidate": measured.columns}
-    compared = columns  # on the same rows
+    columns: dict[str, dict[str, NDArray[np.float64]]] = {"candidate": dict(measured.columns)}
+    compared: Mapping[str, Columns] = columns  # on the same rows
+    in_slices: Mapping[str, Columns] = columns
     champion: dict[str, Any] | None = None
     shared: dict[str, Any] | None = None
     same = True
@@ -129,6 +138,20 @@ def _compare(
                 again = measure("candidate", order["candidate"], some, _known(ours, other.labels))
                 shared = _kept(again.figures)
                 compared = {**columns, "candidate": placed(again.columns, places, len(rows))}
+            elif "problem" not in champion:
+                both = _read_by_both(measured, other, places, _places(own or (), known))
+                if told := both.told(measured, other):
+                    console.say(told)
+                    again, other = (
+                        measure(name, uri, *both.of(rows, own), answering=False)
+                        for name, uri in (("candidate", order["candidate"]), ("champion", order["champion"]["model"]))
+                    )
+                    shared = _of_rows(again.figures)
+                    champion = {key: value for key, value in champion.items() if key not in _of_rows(champion)}
+                    champion |= _of_rows(other.figures)
+                    columns["champion"] |= placed(other.columns, both.rows, len(rows))
+                    mine = {**columns["candidate"], **placed(again.columns, both.rows, len(rows))}
+                    compared = in_slices = {**columns, "candidate": mine}
         except (OtherTaskError, NoTargetError) as error:
             champion = {"problem": str(error)}
         if "problem" in champion:
@@ -152,7 +175,7 @@ def _compare(
         "metric_note": "" if same or settings.task == "classification" else note,
         "gain": None if gain is None else vars(gain),
         "holdout": None if held is None else held.told(),
-        "slices": sliced(cuts_of(spec.recipe.get("promote") or {}), rows, columns),
+        "slices": sliced(cuts_of(spec.recipe.get("promote") or {}), rows, in_slices),
     }
     found = {name_of(name): table_json(answers.table()) for name, answers in tables.items() if answers is not None}
     if found:
@@ -168,6 +191,48 @@ def _compare(
 def _kept(figures: Mapping[str, Any]) -> dict[str, Any]:
     """What is told of a model that the candidate is compared with."""
     return {key: value for key, value in figures.items() if key.startswith(_KEPT) or key == "problem"}
+
+
+def _of_rows(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures that count the tokens of rows; those of answers are of prompts that every model is asked."""
+    return {key: value for key, value in figures.items() if key.startswith(("eval/", PREFIX)) or key == "problem"}
+
+
+@dataclass(frozen=True)
+class _Both:
+    """Places of the rows that candidate and champion both read. :param held: of the holdout."""
+
+    rows: list[int]
+    held: list[int]
+
+    def of(self, rows: Sequence[Row], held: Sequence[Row] | None) -> tuple[list[Row], list[Row] | None]:
+        """Those rows of all."""
+        return [rows[place] for place in self.rows], [held[place] for place in self.held] if held else None
+
+    def told(self, candidate: MeasuredModel, champion: MeasuredModel) -> str:
+        """What is said of it; nothing where both read the same. :raises NoTargetError: if there are none."""
+        told = []
+        for what, both, mine, theirs in (
+            ("evaluation rows", self.rows, candidate.read, champion.read),
+            ("rows of the holdout", self.held, candidate.held_read, champion.held_read),
+        ):
+            if len(mine) == len(both) == len(theirs):
+                continue
+            said = f"the candidate reads {len(mine):,} {what}, the champion {len(theirs):,}"
+            if not both:
+                raise NoTargetError("champion", f"{said}, and none of them is the same", "Compare them by hand")
+            told.append(f"{said}: they are compared on the {len(both):,} that both read")
+        return "; ".join(told)
+
+
+def _read_by_both(
+    candidate: MeasuredModel, champion: MeasuredModel, places: Sequence[int], held_places: Sequence[int]
+) -> _Both:
+    """:param places: (K,) where rows stand that the champion was given. :param held_places: those of the holdout."""
+    return _Both(
+        sorted(candidate.read & {places[place] for place in champion.read}),
+        sorted(candidate.held_read & {held_places[place] for place in champion.held_read}),
+    )
 
 
 def _places(rows: Sequence[Row], labels: Sequence[str] | None) -> list[int]:
@@ -208,13 +273,16 @@ def gain_of(policy: Policy, columns: Mapping[str, Columns]) -> Gain | None:
 class MeasuredModel:
     """What came of one model. :param figures: as JSON values; of a classifier also `unseen_labels`, the rows left out
     for a label that it does not know. :param tokenizer: a digest of its tokenizer. :param labels: those it knows.
-    :param columns: what each row adds to its figures; none without a finite loss."""
+    :param columns: what each row adds to its figures; none without a finite loss.
+    :param read, held_read: places of the rows, and of those of the holdout, that it was measured on."""
 
     figures: dict[str, Any]
     tokenizer: str
     answers: Answers | None = None
     labels: tuple[str, ...] | None = None
     columns: Columns = field(default_factory=dict)
+    read: frozenset[int] = frozenset()
+    held_read: frozenset[int] = frozenset()
 
 
 class NoTargetError(RecipeError):
@@ -402,6 +470,8 @@ def measure_model(
     tokens = encode_eval(tokenizer, rows, settings, labels)
     if not len(tokens):
         raise NoTargetError(f"{name} {uri}", "no evaluation row has a target for it", "Check `train.loss_on`")
+    if lost := tell_left_out("evaluation rows", tokens.facts):
+        console.say(f"{name}: {lost}")
     check_vocabulary(built.model, int(tokens.ids.max()))
     # Models are measured alike, whatever attention one of them was trained with, and perhaps without its GPU.
     attention = examine(built, replace(settings, train=replace(settings.train, attention="auto")))
@@ -449,6 +519,7 @@ def measure_model(
         return MeasuredModel(figures, digest, labels=labels)
     assert found.each is not None
     columns = measured_columns(tokens, found.each, len(rows))
+    read, held_read = frozenset(tokens.rows.tolist()), frozenset[int]()
     if held is not None:
         others = encode_eval(tokenizer, held, settings, labels)
         if not len(others):
@@ -457,8 +528,9 @@ def measure_model(
         told = _held_out(measured(others, alone=False), int(others.facts.get("unseen_labels") or 0))
         console.say(f"{name}, holdout: " + "  ".join(f"{key} {value:.4f}" for key, value in told.items()))
         figures |= told
+        held_read = frozenset(others.rows.tolist())
     if settings.generation is None:
-        return MeasuredModel(figures, digest, labels=labels, columns=columns)
+        return MeasuredModel(figures, digest, None, labels, columns, read, held_read)
     console.phase(f"the {name} answers")
     answers = generate(
         loss,
@@ -477,7 +549,7 @@ def measure_model(
     assert answers is not None
     console.say(f"{name}: {answers}")
     columns |= answered_columns(answers, rows)
-    return MeasuredModel({**figures, **answers.plain()}, digest, answers, columns=columns)
+    return MeasuredModel({**figures, **answers.plain()}, digest, answers, labels, columns, read, held_read)
 
 
 def _held_out(found: Measured, unseen: int) -> dict[str, float]:

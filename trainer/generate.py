@@ -30,11 +30,16 @@ _IDLE: Final = 8  # tokens of a forward pass that only keeps step
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model wrote. :param tokens: without the one that ended it. :param ended: whether one did."""
+    """What the model wrote.
+
+    :param tokens: without the one that ended it. :param ended: whether one did.
+    :param said: the part that is compared: what comes behind thoughts that the reference is without.
+    """
 
     text: str
     tokens: int
     ended: bool
+    said: str
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Answers:
     def scores(self) -> list[dict[str, float]]:
         """For each prompt its scores by name; they are 0 where there is no answer."""
         return [
-            {name: 0.0 if answer is None else self.scorers[name](answer.text, prompt.answer) for name in self.names}
+            {name: 0.0 if answer is None else self.scorers[name](answer.said, prompt.answer) for name in self.names}
             for answer, prompt in zip(self.answers, self.prompts, strict=True)
         ]
 
@@ -119,7 +124,10 @@ def generate(
             written = writer.write(asks, None)
     if written is None:
         return None
-    found = [None if ids is None else _answer(ids, ends, tokenizer) for ids in written]
+    found = [
+        None if ids is None else _answer(ids, ends, tokenizer, prompt.lead)
+        for ids, prompt in zip(written, prompts, strict=True)
+    ]
     return Answers(prompts, found, asked.metrics, scorers)
 
 
@@ -335,8 +343,12 @@ def _cut(ids: list[int], ends: set[int]) -> list[int]:
     return ids[: last + 1]
 
 
-def _answer(ids: list[int], ends: set[int], tokenizer: Any) -> Answer:
+def _answer(ids: list[int], ends: set[int], tokenizer: Any, lead: int | None = None) -> Answer:
     ended = bool(ids) and ids[-1] in ends
     ids = ids[:-1] if ended else ids
-    text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return Answer(str(text), len(ids), ended)
+    begin = len(ids) - ids[::-1].index(lead) if lead in ids else 0
+
+    def text(some: list[int]) -> str:
+        return str(tokenizer.decode(some, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    return Answer(text(ids), len(ids), ended, text(ids[begin:]))

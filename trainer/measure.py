@@ -189,7 +189,7 @@ def _batches(loss: LossModel, tokens: Tokens, size: int, micro: int) -> list[lis
 def _measured(tokens: Tokens, sums: list[float], precision: Precision, f1: float | None) -> Measured:
     """:param sums: nats, right ones and targets over all ranks."""
     nats, right, targets = sums
-    rows = int(tokens.facts.get("rows", 0))
+    rows = len(np.unique(tokens.rows))  # a text may be several documents
     if not targets:
         return Measured(rows, 0, math.nan, math.nan, None, precision, f1)
     spelled = tokens.facts.get("target_bytes")

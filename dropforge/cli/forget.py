@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dropforge import layout, lineage, tracking
+from dropforge import family_recipe, layout, lineage, tracking
 from dropforge.cli.connect import StateOption
 from dropforge.client.connection import connect
 from dropforge.client.patience import asking_mlflow
 from dropforge.errors import DataError, DropforgeError
+from dropforge.families import rules_of
+from dropforge.recipes.load import build_recipe, default_preset
+from dropforge.recipes.self_service_rules import at_path
 from dropforge.store import Store
 from dropforge.terminal import Console, Text
 
@@ -26,10 +30,17 @@ if TYPE_CHECKING:
 console = Console(soft_wrap=True)
 
 
+CodeOption = Annotated[
+    str | None,
+    typer.Option(help="SHA-256 of the wheel whose curation kernels may run here.", show_default="that of the family"),
+]
+
+
 def forget(
     family: Annotated[str, typer.Argument(help="Name of the model family.")],
     row: Annotated[str | None, typer.Argument(help="FILE:LINE, FILE@POSITION of the ledger, or a content key.")] = None,
     group: Annotated[str | None, typer.Option(help="Forget all rows of this group instead.")] = None,
+    code: CodeOption = None,
     state: StateOption = None,
 ) -> None:
     """Make a version without a row or a group, now and for all later drops, and name the models trained on it.
@@ -44,7 +55,7 @@ def forget(
         raise DataError("forget", "it takes a row or a `--group`", "Give one of them")
     connection = connect(state)
     store, uri = connection.store, connection.settings.tracking_uri
-    made.newest(store, family)
+    _check_kernels(store, family, made.newest(store, family).recipe, code)
     name = made.key_of(store, family, row) if row is not None else made.name_of(store, family, group or "")
     found = made.held(store, family, key=name if group is None else None, group=group)
     if group is not None and not found.holding:
@@ -71,6 +82,27 @@ def forget(
         mend = f"{error.mend.rstrip('.')}; then type the command again, which lists the models and changes nothing"
         raise DropforgeError(error.thing, f"the rows are forgotten, and {error.cause}", mend) from error
     _tell_models(sure, perhaps)
+
+
+def _check_kernels(store: Store, family: str, recipe: Mapping[str, Any], agreed: str | None) -> None:
+    """
+    :param recipe: of the family's newest version. :param agreed: SHA-256 of a wheel that the user knows.
+    :raises DropforgeError: if it has curation kernels that the family's own recipe has not: a form named them for pods,
+        or whoever may write datasets, and here they would run with the user's keys.
+    """
+    made = build_recipe(dict(recipe))
+    if made.code is None or not made.curation.kernels or made.code.sha256 == agreed:
+        return
+    folder = os.environ.get("DROPFORGE_FAMILIES")
+    file = rules_of(folder, family) if folder else None
+    known = at_path(family_recipe.rule(store, family, default_preset(), file).values, "code.sha256")
+    if made.code.sha256 != known:
+        raise DropforgeError(
+            f"wheel {made.code.wheel}",
+            f"its curation kernels made the newest version of {family}, are not those of the family's recipe, "
+            "and would run here with your keys",
+            f"If you know it, give `--code {made.code.sha256}`",
+        )
 
 
 def _models(store: Store, uri: str, found: Held) -> tuple[list[ModelVersion], list[ModelVersion]]:
@@ -101,6 +133,7 @@ def _say(line: str) -> None:
 
 def rebuild(
     family: Annotated[str, typer.Argument(help="Name of the model family.")],
+    code: CodeOption = None,
     state: StateOption = None,
 ) -> None:
     """Curate all drops of a family again: the versions are the same, and missing state is restored.
@@ -111,6 +144,8 @@ def rebuild(
         from curation import forget as made
     except ImportError:
         raise DropforgeError("rebuild", "curation is not installed", "Install `dropforge[curation]`") from None
+    store = connect(state).store
+    _check_kernels(store, family, made.newest(store, family).recipe, code)
     with tempfile.TemporaryDirectory(prefix="rebuild-") as folder:
-        manifest = made.again(connect(state).store, family, workdir=Path(folder), say=_say)
+        manifest = made.again(store, family, workdir=Path(folder), say=_say)
     console.print(f"Version {manifest.digest}")

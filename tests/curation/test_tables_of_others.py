@@ -369,6 +369,12 @@ def test_a_backslash_at_the_end_of_a_row_is_one_of_it_and_told(make: Make, rows:
     assert "were read as letters" in json.dumps(card_of(store, made))
 
 
+def test_breaks_that_a_table_of_one_column_escapes_are_told(make: Make, store: FolderStore) -> None:
+    """Each of its lines may be a row."""
+    made = make({"a.tsv": b"text\n" + b"".join(b"Turn lamp %d\\\noff, then on.\n" % n for n in range(30))})
+    assert any(line.startswith("a.tsv: 30 rows have `\\n`") for line in card_lines(card_of(store, made)))
+
+
 @pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.tsv", "\t")])
 def test_single_quotes_that_are_read_as_characters_are_told(
     make: Make, rows: Rows, store: FolderStore, name: str, mark: str

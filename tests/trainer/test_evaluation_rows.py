@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
+import curation
+from dropforge.drop import read_drop
 from dropforge.errors import DataError
 from dropforge.promotion import Policy, decide
+from dropforge.recipes.load import build_recipe
 from dropforge.run import RunSpec
+from dropforge.store import FolderStore
 from trainer import evaluate
 from trainer.__main__ import main
 from trainer.config import read_settings
@@ -23,8 +28,9 @@ from trainer.data.rows import Row, read_rows
 from trainer.report.console import Console
 from trainer.state.stop import StopSignal
 
+from .test_turns import TOOLS
 from .test_whole import train
-from .toy import Toy
+from .toy import Toy, recipe, sample_rows
 
 _MOST = 5
 
@@ -89,3 +95,61 @@ def test_a_model_without_a_finite_loss_says_so_and_the_other_keeps_its_figures(
     assert main(["evaluate", sound, str(broken), "--run", files.uri, "--json"]) == 0
     (good, bad) = json.loads(capsys.readouterr().out)
     assert ("eval/loss" in good, "eval/loss" in bad) == (True, False)
+
+
+def test_models_that_read_other_rows_are_compared_on_those_that_both_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Chat templates refuse rows, those with tools above all: the same weights have the same figures all the same."""
+    store = FolderStore(tmp_path / "bucket")
+    rows: list[dict[str, Any]] = sample_rows(240)
+    for one in rows[::7]:
+        call = {"type": "function", "function": {"name": "look", "arguments": {"at": one["messages"][0]["content"]}}}
+        one["messages"][1:1] = [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "seen"},
+        ]
+    store.put("drops/toy/d/rows.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    store.put("drops/toy/d/_SUCCESS", b"")
+    wanted = build_recipe(recipe(data={"eval_fraction": 0.3}))
+    made = curation.curate(store, read_drop(store, "toy", "d"), wanted, workdir=tmp_path / "work")
+    toy = Toy(str(tmp_path / "bucket"), made.digest)
+    uri = toy.run(
+        "one", train={"max_steps": 1}, evaluate={"max_rows": 100, "generation": {"rows": 9, "max_new_tokens": 4}}
+    )
+    train(uri)
+    files = toy.files("one")
+    all_of_them, plain = tmp_path / "all", tmp_path / "plain"
+    for folder, template in (
+        (all_of_them, TOOLS),
+        (plain, "{% if messages | length > 2 %}{{ 1 / 0 }}{% endif %}" + TOOLS),
+    ):
+        shutil.copytree(f"{files.uri}/model".removeprefix("file://"), folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(folder)
+
+    def compared(candidate: Path, champion: Path) -> dict[str, Any]:
+        order = {"run": uri, "candidate": str(candidate), "champion": {"version": 3, "model": str(champion)}}
+        files.put("evaluate.json", json.dumps(order).encode())
+        evaluate.evaluate(f"{files.uri}/evaluate.json", StopSignal(), Console())
+        found: dict[str, Any] = json.loads(files.get("evaluation.json"))
+        return found
+
+    alone = compared(plain, plain)
+    assert alone["shared"] is None
+    count, every = alone["rows"], made.counts["eval"]
+    assert 10 < count < every - 3
+    capsys.readouterr()
+    for candidate, champion in ((plain, all_of_them), (all_of_them, plain)):
+        found = compared(candidate, champion)
+        said = capsys.readouterr().out
+        assert f"they are compared on the {count} that both read" in said
+        assert f"{every - count} of {every} evaluation rows are left out" in said
+        assert found["rows"] == (count if candidate == plain else every)
+        for metric in ("eval/loss", "eval/bits_per_byte", "eval/accuracy"):
+            assert found["champion"][metric] == found["shared"][metric] == alone["candidate"][metric]
+        assert (found["candidate"]["eval/loss"] == alone["candidate"]["eval/loss"]) == (candidate == plain)
+        assert found["champion"]["gen/ended"] == compared(champion, champion)["candidate"]["gen/ended"]
+        each = json.loads(files.get("evaluation-rows.json"))
+        assert sum(value is not None for value in each["champion"]["nats"]) in (count, every)

@@ -186,6 +186,21 @@ def test_scores_are_means_over_all_prompts_and_the_table_has_them() -> None:
     assert isinstance(found, Answers)
 
 
+def test_an_answer_is_compared_from_behind_its_lead_on() -> None:
+    loss = loss_model(small("llama").eval(), True, False)
+    loss.model.generation_config.eos_token_id = None
+    [asked] = prompts([5])
+    written = greedy(loss.model, asked.ids, MOST, ends_of(loss.model))
+    lead = written[1]
+    rest = " ".join(map(str, written[len(written) - written[::-1].index(lead) :]))
+    whole = " ".join(map(str, written))
+    for led, right, score in ((lead, rest, 1.0), (lead, whole, 0.0), (None, whole, 1.0), (1000, whole, 1.0)):
+        found = generate(loss, [Prompt("00", "", asked.ids, right, led)], Gang(), NUMBERS, asking(), pad=0)
+        assert found is not None
+        assert found.metrics() == {"gen/exact-match": score, "gen/ended": 0.0, "gen/tokens": MOST}
+        assert found.table()["data"][0][3] == whole
+
+
 def test_no_prompt_that_fits_leaves_a_result_of_nothing() -> None:
     found = generate(
         loss_model(small("llama").eval(), True, False), prompts([0, 128]), Gang(), NUMBERS, asking(), pad=0

@@ -15,6 +15,9 @@ from trainer.data.rows import Row
 from trainer.data.tokenizer import END, EOS, train_tokenizer, wrap_tokenizer
 
 from .test_data import NO_MARKERS, TEXTS
+from .test_template import CHATML, QWEN_3
+from .test_template import tokenizer as chat_tokenizer
+from .test_turns import TOOLS
 
 TALK = (("system", "be brief"), ("user", "the red cat"), ("assistant", "sees"), ("user", "the bird"),
         ("assistant", "follows the old dog"))  # fmt: skip
@@ -91,3 +94,16 @@ def test_prompts_outlive_a_file(tokenizer: Any, tmp_path: Path) -> None:
     found = make_prompts(tokenizer, [row(TALK), row(TALK[1:])], 2)
     write_prompts(found, tmp_path / "prompts.json")
     assert read_prompts(tmp_path / "prompts.json") == found
+
+
+def test_what_a_template_puts_before_an_answer_ends_with_the_lead() -> None:
+    """As Qwen 3's empty thoughts, or those of the row: they are no part of the reference."""
+    made = chat_tokenizer(QWEN_3)
+    end = made.convert_tokens_to_ids("</think>")
+    talk = (("user", "the cat"), ("assistant", "sees"))
+    thinking = (talk[0], ("assistant", "<think>\nso\n</think>\n\nsees"))
+    found = make_prompts(made, [row(talk), row(thinking), row((*talk, *TALK[1:3]))], 3)
+    assert [(prompt.answer, prompt.lead) for prompt in found] == [("sees", end), (thinking[1][1], None), ("sees", end)]
+    thought = Row(b"k" * 16, talk, None, beside=({}, {"reasoning_content": "so"}))
+    assert [prompt.lead for prompt in make_prompts(chat_tokenizer(TOOLS), [thought, row(talk)], 2)] == [end, None]
+    assert make_prompts(chat_tokenizer(CHATML), [row(talk)], 1)[0].lead is None

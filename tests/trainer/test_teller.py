@@ -158,7 +158,7 @@ def test_what_was_taken_leaves_no_file(stage: Stage, server: Server) -> None:
 def test_answers_are_a_table_in_the_runs_folder_and_in_mlflow(stage: Stage, server: Server, tmp_path: Path) -> None:
     server.root = f"file://{tmp_path}/artifacts"
     prompts = [Prompt("01", "say é", (1, 2), "é"), Prompt("02", "", (), "none")]
-    answers = Answers(prompts, [Answer("é", 1, True), None], ("exact-match",))
+    answers = Answers(prompts, [Answer("é", 1, True, "é"), None], ("exact-match",))
     teller = stage.attempt()
     evaluations: list[dict[str, Any]] = []
     for step in (0, 2, 4):

@@ -112,6 +112,19 @@ def test_thoughts_are_learned_where_the_template_writes_them() -> None:
     assert parts(TemplateEncoder(made, "answers"), made, THINKING)[0] == ["<think>hm</think>wrong<|im_end|>"]
 
 
+@pytest.mark.parametrize("loss_on", ["answers", "all"])
+def test_bytes_of_targets_are_of_all_that_is_written(loss_on: str) -> None:
+    """By them models with other tokenizers are compared."""
+    row = replace(THINKING, messages=(("user", "é?"), ("assistant", "on")), beside=({}, {"reasoning_content": "hé"}))
+    asked = len("é?".encode()) if loss_on == "all" else 0
+    for template, thoughts in ((TOOLS, 3), (CHATML, 0)):
+        [found] = TemplateEncoder(tokenizer(template), loss_on).encode([row])
+        assert [one.spelled for one in found] == [asked + thoughts + 2]  # type: ignore[union-attr]
+    [found] = TemplateEncoder(tokenizer(TOOLS), loss_on).encode([CALLING])
+    said = len("on?yes") + len(json.dumps([TOOL])) if loss_on == "all" else 0
+    assert sum(one.spelled for one in found) == said + len(json.dumps([CALL])) + len("It is on.")  # type: ignore[union-attr]
+
+
 LAST_THOUGHTS = TOOLS.replace("{% if m.reasoning_content %}", "{% if m.reasoning_content and loop.last %}", 1)
 NO_THOUGHTS = CHATML.replace("m['content'] +", "m['content'].split('</think>')[-1] +", 1)  # as DeepSeek R1's
 ASIDE, WRITTEN = {"reasoning_content": "hm"}, "<think>\nhm\n</think>\n\nwrong"

@@ -7,6 +7,7 @@ a padding token that equals the end token hides nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -213,7 +214,10 @@ class TemplateEncoder(Encoder):
             spans = tuple(self.template.span(text, messages, turn, tools) for turn in sorted(silent))
             if any(span is None for span in spans):
                 return ["its chat template does not show where an answer is that is not to be learned"]
-            return [Rendered(text, tuple(span for span in spans if span is not None), spelled(row, True))]
+            learned = [turn for turn in range(len(messages)) if turn not in silent]
+            said = sum(self.template.sizes(messages, learned, tools, whole=True))
+            said += len(json.dumps(tools, ensure_ascii=False).encode()) if tools else 0
+            return [Rendered(text, tuple(span for span in spans if span is not None), said)]
         except UnusableChatError as error:
             return [str(error)]
 
@@ -357,6 +361,15 @@ def leave_out(row: Row, reason: str, facts: dict[str, Any]) -> None:
     facts["without_targets"] += 1
     if len(facts["left_out"]) < _EXAMPLES:
         facts["left_out"].append({"row": row.key.hex(), "reason": reason})
+
+
+def tell_left_out(what: str, facts: Mapping[str, Any]) -> str:
+    """How many rows a model does not read, with the first one and the reason; empty if none."""
+    lost = facts.get("without_targets")
+    if not lost:
+        return ""
+    first = facts["left_out"][0]
+    return f"{lost} of {facts['rows']} {what} are left out (row {first['row']}: {first['reason']})"
 
 
 def check_left_out(name: str, facts: Mapping[str, Any], share: float) -> None:

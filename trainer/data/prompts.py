@@ -28,12 +28,15 @@ class Prompt:
 
     :param row: content key as hexadecimal digits. :param text: the prompt as the model gets it, special tokens spelled.
     :param ids: its tokens; none if the chat template refuses it. :param answer: what stands in the row.
+    :param lead: id of the token behind which the answer's own text begins, where the chat template has the model say
+        something before it, as thoughts or an empty block of them; None where it begins at once.
     """
 
     row: str
     text: str
     ids: tuple[int, ...]
     answer: str
+    lead: int | None = None
 
 
 def held_out(row: Row) -> tuple[Row, str] | None:
@@ -54,11 +57,13 @@ def make_prompts(tokenizer: Any, rows: Iterable[Row], count: int, ask: Ask | Non
         they are what the training puts before an answer that a language model continues.
     :raises DataError: if no row has an answer, or the chat template ends no answer.
     """
+    leads = _leads(tokenizer) if ask is None else None
     ask = ask or _continued(tokenizer)
     found = []
     for row, (before, answer) in islice(_usable(rows), count):
         text, ids = ask(before) or ("", ())
-        found.append(Prompt(row.key.hex(), text, ids, answer))
+        lead = leads(row.until(len(before.messages or ()) + 1), text, answer) if leads and ids else None
+        found.append(Prompt(row.key.hex(), text, ids, answer, lead))
     if not found:
         raise DataError(
             "the evaluation rows",
@@ -106,6 +111,27 @@ def _usable(rows: Iterable[Row]) -> Iterator[tuple[Row, tuple[Row, str]]]:
     for row in rows:
         if (parts := held_out(row)) is not None:
             yield row, parts
+
+
+def _leads(tokenizer: Any) -> Callable[[Row, str, str], int | None]:
+    """What finds `Prompt.lead` of a row that ends with its answer, whose prompt is known."""
+    encoder = make_encoder(tokenizer, "answers")
+    if not isinstance(encoder, TemplateEncoder):
+        return lambda *_: None
+    template, added = encoder.template, {str(token): id for id, token in tokenizer.added_tokens_decoder.items()}
+
+    def lead(row: Row, prompt: str, answer: str) -> int | None:
+        try:
+            text = template.whole(row.turns, row.tools)
+        except UnusableChatError:
+            return None
+        head, found, _ = text.removeprefix(prompt).partition(answer.strip())
+        if not found or not text.startswith(prompt):
+            return None
+        last = max(((head.rfind(token), id) for token, id in added.items() if token and token in head), default=None)
+        return None if last is None else int(last[1])
+
+    return lead
 
 
 def _continued(tokenizer: Any) -> Ask:

@@ -59,10 +59,11 @@ def _long(answers: int) -> str:
     return f"it is too long a conversation, to be split into several: {answers:,} of its answers are to be rendered"
 
 
-def _size(message: Message) -> int:
-    """UTF-8 bytes of what an answer says, its calls included."""
+def _size(message: Message, *, thoughts: bool) -> int:
+    """UTF-8 bytes of what a message says, its calls included. :param thoughts: whether its thoughts, too."""
     calls = json.dumps(message["tool_calls"], ensure_ascii=False) if "tool_calls" in message else ""
-    return len(f"{message['content']}{calls}".encode())
+    aside = message.get("reasoning_content") or "" if thoughts else ""
+    return len(f"{message['content']}{calls}{aside}".encode())
 
 
 #: What a row may say that a template leaves out, and what is told of how many rows it is.
@@ -422,7 +423,8 @@ class ChatTemplate:
             return used.answers(messages, tools, silent)
         answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
         turns = [turn for turn in answers if turn not in silent]
-        said = sum(_size(messages[turn]) for turn in turns)
+        sizes = self.sizes(messages, turns, tools)
+        said = sum(sizes)
         marked = self._marks(messages, tools)
         check_work(messages, tools, len(answers) if marked else len(turns))
         self._check(messages, tools)
@@ -445,9 +447,24 @@ class ChatTemplate:
             each = f"each in a text of its own, with {size:,} characters in total"
             raise UnusableChatError(f"{_long(len(found))}, {each}")
         return (
-            Rendered(self._text(messages[: turn + 1], tools), ((place.low, place.high),), _size(messages[turn]))
-            for turn, place in zip(turns, found, strict=True)
+            Rendered(self._text(messages[: turn + 1], tools), ((place.low, place.high),), size)
+            for turn, place, size in zip(turns, found, sizes, strict=True)
         )
+
+    def sizes(self, messages: list[Message], turns: Iterable[int], tools: Tools = (), whole: bool = False) -> list[int]:
+        """UTF-8 bytes of what messages say and the template writes: contents, tool calls and thoughts.
+
+        :param whole: as of `unwritten`.
+        """
+        if not any("reasoning_content" in message for message in messages):
+            return [_size(messages[turn], thoughts=False) for turn in turns]
+        used = self._of(tools)
+        lost, first = used._lost(messages, tools), 0
+        if "thoughts" in lost:
+            first = len(messages)
+        elif "earlier thoughts" in lost and (whole or used._marks(messages, tools)):
+            first = max((turn for turn, message in enumerate(messages) if message["role"] == "user"), default=0)
+        return [_size(messages[turn], thoughts=turn >= first) for turn in turns]
 
     def span(self, text: str, messages: list[Message], turn: int, tools: Tools = ()) -> tuple[int, int] | None:
         """Characters of `text` that answer `turn` adds to its prompt; None if the text does not begin with both."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dropforge import layout, tracking
+from dropforge import family_recipe, layout, tracking
 from dropforge.cli import forget
 from dropforge.dataset import Manifest
 from dropforge.drop import read_drop
@@ -139,3 +139,25 @@ def test_a_family_of_versions_of_one_drop_says_what_to_do(
     add(s3_store, family, "d1", ROWS, tmp_path, scope="drop")
     done = terminal("forget", family, "--group", "patient-6")
     assert "upload the drop again without the rows" in str(done.exception) + done.output
+
+
+@pytest.mark.parametrize("command", ["forget", "rebuild"])
+def test_kernels_that_the_family_did_not_name_are_not_run_here(
+    terminal: Terminal, s3_store: S3Store, tmp_path: Path, family: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A form may name them for pods, and whoever may write datasets may write a version's recipe."""
+    monkeypatch.delenv("DROPFORGE_PRESET", raising=False)
+    add(s3_store, family, "d1", ROWS, tmp_path)
+    head = json.loads(s3_store.get(layout.head_key(family)))
+    wheel = {"wheel": f"{s3_store.uri}/own-1-py3-none-any.whl", "sha256": "ab" * 32}
+    head["recipe"] |= {"code": wheel, "curation": {**head["recipe"]["curation"], "kernels": ["tidy"]}}
+    s3_store.put(layout.head_key(family), json.dumps(head).encode())
+    words = (command, family, *(["--group", "patient-1"] if command == "forget" else []))
+    refused = terminal(*words)
+    assert "would run here with your keys" in str(refused.exception)
+    assert f"`--code {wheel['sha256']}`" in str(refused.exception)
+    own = {"extends": "tiny", "code": wheel, "curation": {"scope": "family", "kernels": ["tidy"]}}
+    for known in ((*words, "--code", wheel["sha256"]), words):
+        assert "own-1-py3-none-any.whl" in str(terminal(*known).exception)  # which is looked for now
+        assert "would run here" not in str(terminal(*known).exception)
+        family_recipe.write(s3_store, family, own, "tiny", "ann")
