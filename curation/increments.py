@@ -101,6 +101,17 @@ def aside(store: Store, manifest: Manifest) -> bool:
     return head is None or manifest.steps[-1].drop not in {step.drop for step in head.manifest.steps}
 
 
+def check_unforgotten(store: Store, family: str) -> None:
+    """:raises DataError: if rows of the family are forgotten, which a version of one drop would have again."""
+    head = read_head(store, family)
+    if head is not None and (names := head.manifest.rules.get("forgotten", ())):
+        raise DataError(
+            "recipe key `curation.scope`",
+            f"{len(names):,} rows or groups of family {family} are forgotten, and a drop's own version has them again",
+            "Set it to `family`, as in the recipe of the version that forgot them",
+        )
+
+
 def plan(store: Store, head: Head | None, rules: Rules, drop: Drop | None, *, again: bool = False) -> Plan:
     """What has to be curated for a version with the family's drops and this one.
 

@@ -135,6 +135,8 @@ def _curate(
     say: Callable[[str], None],
 ) -> Manifest:
     check_names(recipe)
+    if recipe.curation.scope == "drop" and sample is None:
+        increments.check_unforgotten(store, drop.family)
     rules, sets, own = prepared(store, recipe, workdir, limits)
     with running as engine:
         desk = Desk(store, engine, recipe, sets, own, workdir, tell, limits, say)

@@ -336,6 +336,8 @@ class S3Store:
                 # An answer to HEAD has no body that says why: of this object, or of who asks.
                 self._opened(key, {"Range": "bytes=0-0"}).close()
             raise
+        except ValueError as error:
+            raise self._strange("object", error) from error
         try:
             return ObjectInfo(
                 key,
@@ -419,7 +421,10 @@ class S3Store:
         return {"Bucket": bucket, "Key": elsewhere}
 
     def _opened(self, key: str, condition: dict[str, str]) -> BinaryIO:
-        answer = self.client.get_object(**self._at(key), **cast(Any, condition))
+        try:
+            answer = self.client.get_object(**self._at(key), **cast(Any, condition))
+        except ValueError as error:  # a header that botocore cannot read
+            raise self._strange("object", error) from error
         return cast(BinaryIO, answer["Body"])
 
     def upload(self, path: Path, key: str) -> None:

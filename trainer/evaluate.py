@@ -17,8 +17,8 @@ With `evaluate.holdout` both are measured on that dataset version's rows as well
 `evaluate.max_rows` in the order of their content keys, without those that the candidate was trained on. `holdout` of
 the result says how many.
 
-Of what a model's chat template refuses nothing is read: where candidate and champion read other rows, both are measured
-on those that both read, and the champion's figures are these alone.
+Of what a model's chat template refuses nothing is read, and a shorter context cuts rows: where candidate and champion
+read other rows, both are measured on those that both read alike, and the champion's figures are these alone.
 
 Classifiers are measured on the rows whose label the candidate knows, each with its own tokenizer; a row is a row, so
 their figures compare whatever the tokens. A champion that does not know one of these labels, or has another task, has
@@ -140,6 +140,11 @@ def _compare(
                 compared = {**columns, "candidate": placed(again.columns, places, len(rows))}
             elif "problem" not in champion:
                 both = _read_by_both(measured, other, places, _places(own or (), known))
+                if both.otherwise:
+                    console.say(
+                        f"candidate and champion read {both.otherwise:,} of {len(both.rows):,} rows with more or less "
+                        "text, cut or without thoughts: their figures are of what each reads"
+                    )
                 if told := both.told(measured, other):
                     console.say(told)
                     again, other = (
@@ -200,10 +205,14 @@ def _of_rows(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Both:
-    """Places of the rows that candidate and champion both read. :param held: of the holdout."""
+    """Places of the rows that candidate and champion both read. :param held: of the holdout.
+
+    :param otherwise: how many of them one reads with more text than the other.
+    """
 
     rows: list[int]
     held: list[int]
+    otherwise: int = 0
 
     def of(self, rows: Sequence[Row], held: Sequence[Row] | None) -> tuple[list[Row], list[Row] | None]:
         """Those rows of all."""
@@ -221,18 +230,23 @@ class _Both:
             said = f"the candidate reads {len(mine):,} {what}, the champion {len(theirs):,}"
             if not both:
                 raise NoTargetError("champion", f"{said}, and none of them is the same", "Compare them by hand")
-            told.append(f"{said}: they are compared on the {len(both):,} that both read")
+            told.append(f"{said}: they are compared on the {len(both):,} that both read alike")
         return "; ".join(told)
 
 
 def _read_by_both(
     candidate: MeasuredModel, champion: MeasuredModel, places: Sequence[int], held_places: Sequence[int]
 ) -> _Both:
-    """:param places: (K,) where rows stand that the champion was given. :param held_places: those of the holdout."""
-    return _Both(
-        sorted(candidate.read & {places[place] for place in champion.read}),
-        sorted(candidate.held_read & {held_places[place] for place in champion.held_read}),
-    )
+    """Rows that both read alike; of which most are cut for one, or written without thoughts, all that both read.
+
+    :param places: (K,) where the rows that the champion was given stand. :param held_places: those of the holdout.
+    """
+    theirs = {places[place]: place for place in champion.read}
+    both = sorted(candidate.read & theirs.keys())
+    mine, its = candidate.columns.get("bytes"), champion.columns.get("bytes")
+    alike = both if mine is None or its is None else [row for row in both if mine[row] == its[theirs[row]]]
+    held = sorted(candidate.held_read & {held_places[place] for place in champion.held_read})
+    return _Both(alike, held) if 2 * len(alike) >= len(both) else _Both(both, held, len(both) - len(alike))
 
 
 def _places(rows: Sequence[Row], labels: Sequence[str] | None) -> list[int]:

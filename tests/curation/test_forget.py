@@ -102,6 +102,16 @@ def test_other_rules_do_not_bring_forgotten_rows_back(tmp_path: Path, recipe: Ma
     assert head.manifest.digest == without.digest
 
 
+def test_a_version_of_one_drop_does_not_bring_forgotten_rows_back(tmp_path: Path, recipe: MakeRecipe) -> None:
+    rows = [{"text": f"row number {n} of the test"} for n in range(40)]
+    store, _ = add(tmp_path, rows, recipe(scope="family"), 1)
+    add(tmp_path, [{"text": f"other {n}"} for n in range(40)], recipe(scope="drop"), 2)  # nothing is forgotten yet
+    key = forget.key_of(store, "fam", "a.jsonl@0")
+    forget.again(store, "fam", workdir=tmp_path / "f", say=lambda _: None, forget=key)
+    with pytest.raises(DataError, match=r"`curation.scope`: 1 rows or groups of family fam are forgotten"):
+        add(tmp_path, rows, recipe(scope="drop"), 1, "-again")
+
+
 def test_a_new_row_of_a_forgotten_group_makes_up_for_none_that_comes_back(tmp_path: Path, recipe: MakeRecipe) -> None:
     rows: Rows = [{"text": "write to jane@mail.example.org about her illness"}, {"text": "of her", "group": "doc"}]
     rows += [{"text": f"row number {n} of the test"} for n in range(40)]

@@ -144,7 +144,7 @@ def test_models_that_read_other_rows_are_compared_on_those_that_both_read(
     for candidate, champion in ((plain, all_of_them), (all_of_them, plain)):
         found = compared(candidate, champion)
         said = capsys.readouterr().out
-        assert f"they are compared on the {count} that both read" in said
+        assert f"they are compared on the {count} that both read alike" in said
         assert f"{every - count} of {every} evaluation rows are left out" in said
         assert found["rows"] == (count if candidate == plain else every)
         for metric in ("eval/loss", "eval/bits_per_byte", "eval/accuracy"):
@@ -153,3 +153,13 @@ def test_models_that_read_other_rows_are_compared_on_those_that_both_read(
         assert found["champion"]["gen/ended"] == compared(champion, champion)["candidate"]["gen/ended"]
         each = json.loads(files.get("evaluation-rows.json"))
         assert sum(value is not None for value in each["champion"]["nats"]) in (count, every)
+
+    shorter = tmp_path / "shorter"
+    shutil.copytree(plain, shorter)
+    config = json.loads((shorter / "config.json").read_text())
+    (shorter / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 58}))
+    capsys.readouterr()
+    found = compared(plain, shorter)
+    assert f"the candidate reads {count} evaluation rows, the champion {count}: they are" in capsys.readouterr().out
+    assert found["champion"]["eval/loss"] == pytest.approx(found["shared"]["eval/loss"], rel=1e-6)
+    assert found["candidate"]["eval/loss"] != pytest.approx(found["shared"]["eval/loss"], rel=1e-4)

@@ -103,6 +103,13 @@ def test_what_sends_each_request_elsewhere_is_no_s3(words: list[str], monkeypatc
     assert "it sends each request elsewhere" in refused(words, elsewhere, monkeypatch)
 
 
+@pytest.mark.parametrize("head", [{"Last-Modified": "yesterday"}, {"x-amz-delete-marker": "?", "Expires": "\xff"}])
+def test_a_header_that_is_none_of_s3_s_is_an_error_for_a_person(
+    head: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "S3 answers no object" in refused(["family", "show", "fam"], told(b"{}", **head), monkeypatch)
+
+
 def test_a_page_is_no_object(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "S3 answers no object" in refused(["family", "show", "fam"], told(b"<html>login</html>"), monkeypatch)
 
