@@ -221,6 +221,35 @@ def test_who_starts_a_run_does_not_choose_its_reviewers(store: Store) -> None:
                 resolve_recipe(store, drop, form, ALONE, kept)
 
 
+@pytest.mark.parametrize("start", [{}, {"preset": "tiny"}])
+def test_who_starts_a_run_does_not_choose_who_is_asked_about_its_costs(store: Store, start: dict[str, str]) -> None:
+    drop = entered(store)
+    limits = {"ask_above": {"cost": 5}, "people": ["ann"]}
+    own = {"extends": "tiny", "compute": {"limits": limits, "price": {"core_hour": 1}, "gpu_tflops": 40}}
+    family_recipe.write(store, "fam", own, "tiny", "ann")
+
+    def resolved(**compute: Any) -> Any:
+        form = {"drop": "fam/d1", **start, "recipe": yaml.safe_dump({"compute": compute})}
+        return resolve_recipe(store, drop, filled(form, "b"), ALONE).recipe.compute
+
+    found = resolved(cpus=2, limits=limits)
+    assert (found.limits.people, found.price.core_hour, found.gpu_tflops, found.cpus) == (("ann",), 1, 40, 2)
+    for other in (
+        {"limits": None},
+        {"limits": {"people": []}},
+        {"limits": {"ask_above": {"cost": 500}}},
+        {"limits": {"otherwise": "start"}},
+        {"price": {"core_hour": 0.001}},
+        {"gpu_tflops": 4000.0},
+    ):
+        with pytest.raises(
+            RecipeError, match=rf"`compute.{next(iter(other))}`: the form changes what holds for family"
+        ):
+            resolved(**other)
+    family_recipe.write(store, "fam", {**own, "compute": {"limits": {"ask_above": {"core_hours": 5}}}}, "tiny", "ann")
+    assert resolved(limits=None, price={"core_hour": 3}).limits is None  # nobody is named
+
+
 KERNELS = {"kernels": ["tidy"]}
 CLUSTER = {"image": "r/i:1", "volumes": [{"claim": "work", "path": "/work", "read_only": False}]}
 ON_CLUSTER = {**KERNELS, "engine": "spark", "spark": {"cluster": CLUSTER}}

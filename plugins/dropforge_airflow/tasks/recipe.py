@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from pydantic import TypeAdapter
+
 from dropforge import family_recipe, layout
 from dropforge.drop import Drop
 from dropforge.errors import RecipeError
@@ -17,6 +19,7 @@ from dropforge.family_recipe import Kept, Ruling
 from dropforge.readable import Readable, readable
 from dropforge.recipe import Recipe
 from dropforge.recipe_approval import Approval
+from dropforge.recipe_costs import Limits, Price
 from dropforge.recipes.described import trained
 from dropforge.recipes.drop_rules import split_descriptive
 from dropforge.recipes.load import (
@@ -35,6 +38,13 @@ from dropforge_airflow.filled import Filled
 log = logging.getLogger(__name__)
 
 _APPROVAL: Final = "promote.approval"
+_COSTS: Final = ("compute.limits", "compute.price", "compute.gpu_tflops")  # the last two are what a plan comes to
+_REVIEWED: Final[Mapping[str, TypeAdapter[Any]]] = {
+    _APPROVAL: TypeAdapter(Approval),
+    "compute.limits": TypeAdapter(Limits),
+    "compute.price": TypeAdapter(Price),
+    "compute.gpu_tflops": TypeAdapter(float),
+}
 
 
 @dataclass(frozen=True)
@@ -118,20 +128,32 @@ def is_reviewed(store: Store, family: str, installation: Installation) -> bool:
 
 
 def _with_review(values: dict[str, Any], family: Ruling) -> dict[str, Any]:
-    """A recipe that takes the family's place, with the family's `promote.approval`."""
-    asked = at_path(family.values, _APPROVAL)
-    return values if asked is None else merge(values, {"promote": {"approval": asked}})
+    """A recipe that takes the family's place, with what the family has people answer."""
+    for path in _reviewed(family.values):
+        if (asked := at_path(family.values, path)) is not None:
+            section, _, key = path.partition(".")
+            values = merge(values, {section: {key: asked}})
+    return values
 
 
 def _check_review(recipe: Recipe, values: Mapping[str, Any], family: Ruling) -> None:
-    """:raises RecipeError: if who started the run would choose who approves of its model, or that nobody does."""
-    asked = at_path(values, _APPROVAL)
-    if asked is not None and recipe.promote.approval != Approval.model_validate(asked):
-        raise RecipeError(
-            f"recipe key `{_APPROVAL}`",
-            f"the form changes what holds for {family.authority.name}: who starts a run does not choose its reviewers",
-            f"Leave it out; {family.authority.change}",
-        )
+    """:raises RecipeError: if who started the run would choose who is asked about it, or that nobody is."""
+    for path in _reviewed(values):
+        asked, found = at_path(values, path), recipe
+        for name in path.split("."):
+            found = getattr(found, name)
+        if (None if asked is None else _REVIEWED[path].validate_python(asked)) != found:
+            raise RecipeError(
+                f"recipe key `{path}`",
+                f"the form changes what holds for {family.authority.name}: who starts a run does not choose whom to ask",
+                f"Leave it out; {family.authority.change}",
+            )
+
+
+def _reviewed(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys by which people are asked about a run. Of limits nobody is named for, who starts the run may be asked."""
+    found = (_APPROVAL,) if at_path(values, _APPROVAL) is not None else ()
+    return found + (_COSTS if at_path(values, "compute.limits.people") else ())
 
 
 def _held(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
