@@ -143,11 +143,10 @@ def _check_review(recipe: Recipe, values: Mapping[str, Any], family: Ruling) -> 
         for name in path.split("."):
             found = getattr(found, name)
         if (None if asked is None else _REVIEWED[path].validate_python(asked)) != found:
-            raise RecipeError(
-                f"recipe key `{path}`",
-                f"the form changes what holds for {family.authority.name}: who starts a run does not choose whom to ask",
-                f"Leave it out; {family.authority.change}",
+            cause = (
+                f"the form changes what holds for {family.authority.name}: who starts a run does not choose whom to ask"
             )
+            raise RecipeError(f"recipe key `{path}`", cause, f"Leave it out; {family.authority.change}")
 
 
 def _reviewed(values: Mapping[str, Any]) -> tuple[str, ...]:
