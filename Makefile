@@ -150,8 +150,11 @@ test-compose: $(READY)  ## Bring docker-compose.yaml up for real, with the tool 
 scan: $(READY)  ## Look up known vulnerabilities of all packages that are in the images
 	@test -x .venv-scan/bin/pip-audit || { $(BIN)/python -m venv .venv-scan && \
 	  $(BIN)/uv pip install --python .venv-scan/bin/python --quiet $(addprefix --find-links=,$(PIP_FIND_LINKS)) -r requirements/image-tools.txt; }
-	@found=0; for part in image-airflow image-curation image-mlflow image-objects image-trainer; do echo "== requirements/$$part.txt"; \
-	  .venv-scan/bin/pip-audit --strict --disable-pip --no-deps --progress-spinner off -r requirements/$$part.txt $(ARGS) || found=1; \
+	@found=0; for part in image-airflow image-curation image-mlflow image-objects image-trainer dev; do \
+	  echo "== requirements/$$part.txt: $$(grep -c '==' requirements/$$part.txt) packages"; \
+	  .venv-scan/bin/pip-audit --strict --disable-pip --no-deps --progress-spinner off -r requirements/$$part.txt $(ARGS) 2>.venv-scan/said; \
+	  code=$$?; cat .venv-scan/said >&2; [ $$code = 0 ] || found=1; \
+	  [ $$code = 0 ] || grep -q "known vulnerabilit" .venv-scan/said || echo "requirements/$$part.txt was not scanned: the service does not know all its packages, or did not answer"; \
 	  done; exit $$found
 
 e2e: $(READY)  ## Run only the tests that start the whole stack

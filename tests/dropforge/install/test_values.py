@@ -89,6 +89,27 @@ def test_every_key_is_one_of_its_chart(release: str) -> None:
         assert chart.fullmatch(setting.split("=")[0]), f"--set {setting}"
 
 
+def test_values_of_mlflow_s_own_chart_have_its_keys_and_the_names_of_ours() -> None:
+    values = yaml.safe_load((VALUES / "mlflow-official.yaml").read_text())
+    for key, _ in leaves(values):
+        assert known("mlflow-official").fullmatch(key), key
+    ours = (VALUES / "mlflow" / "templates" / "mlflow.yaml").read_text()
+    assert values["fullnameOverride"] == values["serviceAccount"]["name"] == "mlflow"
+    migration = (VALUES / "mlflow" / "templates" / "migration.yaml").read_text()
+    assert values["extraInitContainers"][0]["command"][-1] in migration
+    assert values["mlflow"]["backendStoreUriFrom"]["secretKeyRef"] == merged_database()
+    hosts = next(one["value"] for one in values["env"] if one["name"] == "MLFLOW_SERVER_ALLOWED_HOSTS").split(",")
+    for own in re.findall(r'"([a-z0-9.]+)"', ours.partition("$own := list")[2].partition("}}")[0].replace("$name", "")):
+        assert {own, f"{own}:*"} <= set(hosts)
+    assert {"mlflow:*", "mlflow.airflow.svc.cluster.local:*"} <= set(hosts)
+
+
+def merged_database() -> dict[str, str]:
+    """The Secret that our chart takes the database's address from."""
+    found = yaml.safe_load((VALUES / "mlflow" / "values.yaml").read_text())["database"]
+    return {"name": found["secret"], "key": found["key"]}
+
+
 @pytest.mark.parametrize("chart", RELEASES, ids=lambda chart: str(chart.release))
 def test_a_list_of_keys_is_of_the_version_that_is_installed(chart: Chart) -> None:
     if chart.release not in OURS:
@@ -196,7 +217,7 @@ def test_the_preset_takes_an_instance_in_the_place_of_its_sizes(
 
 
 def test_files_of_values_belong_to_a_release() -> None:
-    others = {"teams", "one-team", "spark-driver", "terminal", "preset", "postgres"}
+    others = {"mlflow-official", "teams", "one-team", "spark-driver", "terminal", "preset", "postgres"}
     releases = {step.chart.release for step in STEPS if step.chart}
     for name in FILES:
         assert Path(name).stem in releases | others, name
