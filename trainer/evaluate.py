@@ -49,7 +49,7 @@ from dropforge.holdout import PREFIX, find_holdout, holdout_of, named_as
 from dropforge.json_objects import read_object
 from dropforge.promotion import LOST_LABELS, UNSEEN_LABELS, Gain, Policy, policy_of
 from dropforge.run import ExitCode, RunSpec
-from dropforge.slices import OWN, cuts_of
+from dropforge.slices import OWN, Cut, cuts_of
 from dropforge.store import Store, open_store, split_uri, wait_for_s3
 from trainer import bootstrap
 from trainer.compat import check_versions, quiet_libraries
@@ -137,7 +137,7 @@ def _compare(
                 some = [rows[place] for place in places]
                 again = measure("candidate", order["candidate"], some, _known(ours, other.labels))
                 shared = _kept(again.figures)
-                compared = {**columns, "candidate": placed(again.columns, places, len(rows))}
+                compared = in_slices = {**columns, "candidate": placed(again.columns, places, len(rows))}
             elif "problem" not in champion:
                 both = _read_by_both(measured, other, places, _places(own or (), known))
                 if both.otherwise:
@@ -180,7 +180,7 @@ def _compare(
         "metric_note": "" if same or settings.task == "classification" else note,
         "gain": None if gain is None else vars(gain),
         "holdout": None if held is None else held.told(),
-        "slices": sliced(cuts_of(spec.recipe.get("promote") or {}), rows, in_slices),
+        "slices": _sliced(cuts_of(spec.recipe.get("promote") or {}), rows, columns, in_slices),
     }
     found = {name_of(name): table_json(answers.table()) for name, answers in tables.items() if answers is not None}
     if found:
@@ -201,6 +201,20 @@ def _kept(figures: Mapping[str, Any]) -> dict[str, Any]:
 def _of_rows(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Figures that count the tokens of rows; those of answers are of prompts that every model is asked."""
     return {key: value for key, value in figures.items() if key.startswith(("eval/", PREFIX)) or key == "problem"}
+
+
+def _sliced(
+    cuts: Sequence[Cut], rows: Sequence[Row], columns: Mapping[str, Columns], same_rows: Mapping[str, Columns]
+) -> list[dict[str, Any]]:
+    """Figures of slices, the candidate's on the champion's rows where that has figures in a slice.
+
+    :param columns: with all that the candidate reads. :param same_rows: with what both read.
+    """
+    found = sliced(cuts, rows, columns)
+    if same_rows is columns:
+        return found
+    both = sliced(cuts, rows, same_rows)
+    return [narrow if narrow.get("champion") else whole for whole, narrow in zip(found, both, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -102,14 +102,18 @@ class Place:
 
 
 @contextmanager
-def place(machine_node: Any, folder: Path, recipe: dict[str, Any]) -> Iterator[Place]:
+def place(machine_node: Any, folder: Path, recipe: dict[str, Any], *, curation: bool = False) -> Iterator[Place]:
     """A stack with the account of Airflow's tasks, whose pods come from the image and an account without rights, and
     wait in a team's queue with room for one gang.
 
     :param folder: an empty one. :param recipe: what the team's preset says beside that.
+    :param curation: whether the curation's image is built too, for drops that ask for Spark.
     """
     image, seconds = built("trainer")
-    with installed(machine_node, folder) as namespace:
+    claims = {"work": str(folder / "work")} if curation else {}
+    with installed(machine_node, folder, **claims) as namespace:
+        if curation:
+            recipe = recipe | {"curation": {"spark": {"cluster": _curating(namespace.name)}}}
         # An older Kueue takes no TrainJobs, and the training operator's own container is not restricted.
         kind = "auto" if served(admin(), namespace.name, RUNTIME).queued else "Job"
         recipe = recipe | {"compute": {"kind": kind}}
@@ -124,10 +128,10 @@ def place(machine_node: Any, folder: Path, recipe: dict[str, Any]) -> Iterator[P
 
 
 @contextmanager
-def installed(machine_node: Any, folder: Path) -> Iterator[Namespace]:
+def installed(machine_node: Any, folder: Path, **claims: str) -> Iterator[Namespace]:
     """What `dropforge manifests` prints of namespaces, rights and runtime, applied; restricted pods alone may come.
 
-    :param folder: for the kubeconfig of Airflow's tasks.
+    :param folder: for the kubeconfig of Airflow's tasks. :param claims: as of `claimed`.
     """
     name, core = f"test-{uuid.uuid4().hex[:10]}", client.CoreV1Api()
     words = ("namespaces", "rights", "runtime", "--size", "team", "--namespace", name)
@@ -141,10 +145,26 @@ def installed(machine_node: Any, folder: Path) -> Iterator[Namespace]:
         # Its chart makes it.
         applied("apply", "-f", "-", "-n", AIRFLOW, feed=json.dumps(_account_of_tasks()))
         kubeconfig = write_kubeconfig(folder / "tasks.kubeconfig", AIRFLOW, _ACCOUNT_OF_TASKS)
-        with claimed(name, machine_node, machine="/"):
+        with claimed(name, machine_node, machine="/", **claims):
             yield Namespace(name, core, client.CustomObjectsApi(), kubeconfig)
     finally:
         applied("delete", "--wait=false", "-f", "-", feed=yaml.safe_dump_all(made))
+
+
+def _curating(namespace: str) -> dict[str, Any]:
+    """The section `curation.spark.cluster` of pods that have nothing of this machine. Makes their driver's account."""
+    image, _ = built("curation")
+    driver = (REPOSITORY / "helm-values" / "spark-driver.yaml").read_text().replace("NAMESPACE", namespace)
+    applied("apply", "-n", namespace, "-f", "-", feed=driver)
+    work = {"claim": "work", "path": "/work", "read_only": False}
+    size = {"executors": 1, "memory": "600m", "cpu_request": "100m"}
+    return size | {
+        "submit": "spark-submit",
+        "image": image,
+        "namespace": namespace,
+        "work_path": "/work",
+        "volumes": [work],
+    }
 
 
 def _account_of_tasks() -> dict[str, Any]:

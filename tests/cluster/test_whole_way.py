@@ -1,5 +1,5 @@
-"""The whole way as a team has it: the trainer's image from its Dockerfile, Kueue, a namespace that takes restricted
-pods alone, and the rights that `dropforge manifests` prints.
+"""The whole way as a team has it: the trainer's and the curation's image from their Dockerfiles, Kueue, a namespace
+that takes restricted pods alone, and the rights that `dropforge manifests` prints.
 
 One drop's content four times: nobody disturbs the first run, the others lose a container, a pod and the node. All end
 in the same model. Runs alone: the node goes for everybody.
@@ -38,7 +38,7 @@ COURSE = {"max_steps": 60, "checkpoint_every": SAVED_EVERY, "log_every": 1, "tok
 
 @pytest.fixture(scope="module")
 def team(machine_node: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with place(machine_node, tmp_path_factory.mktemp("team"), {"train": COURSE}) as made:
+    with place(machine_node, tmp_path_factory.mktemp("team"), {"train": COURSE}, curation=True) as made:
         yield made
 
 
@@ -64,6 +64,31 @@ def test_a_drop_becomes_a_model_by_the_image_the_queue_and_the_least_rights(
     marks = undisturbed.marks()
     with capsys.disabled():
         print(f"\ndrop to model {marks.ended - marks.dropped:.0f} s: {marks}; image built in {team.built:.0f} s")
+
+
+def test_pods_of_the_curation_image_make_the_dataset_of_the_same_model(
+    undisturbed: Course, team: Place, sample: dict[str, Path], tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("extends: team\ncuration: {engine: spark}\n")
+    done = typed(team.stack, "family", "set", "by-spark", "--recipe", str(recipe))
+    assert done.returncode == 0, done.stderr
+    found = team.drop("by-spark", sample)
+    seen: dict[str, Any] = {}
+
+    def executor() -> bool:
+        label = "dropforge/purpose=curate"
+        pods = team.namespace.core.list_namespaced_pod(team.namespace.name, label_selector=label).items
+        seen.update({pod.metadata.name: pod for pod in pods})
+        return any(pod.metadata.labels.get("spark-role") == "executor" for pod in pods)
+
+    wait("Spark's executor", executor, 300)
+    for pod in seen.values():
+        (container,) = pod.spec.containers
+        assert "dropforge-curation" in container.image
+        assert not [one for one in container.volume_mounts if one.mount_path.startswith("/opt")]
+    found.end()
+    assert found.weights() == undisturbed.weights()
 
 
 def worker(found: Course) -> Any:

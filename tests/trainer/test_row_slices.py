@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dropforge.run import RunSpec
+from dropforge.slices import cuts_of
 from dropforge.store import open_store
 from trainer import evaluate
 from trainer.config import read_settings
+from trainer.data.rows import Row
+from trainer.evaluate import _sliced
 from trainer.rank import run
 from trainer.report.console import Console
 from trainer.state.stop import StopSignal
@@ -83,3 +88,18 @@ def test_a_slices_figures_are_those_of_its_rows_alone(result: tuple[Toy, dict[st
     [slice_] = [one for one in found["slices"] if one["name"] == "middle"]
     for name in ("eval/loss", "eval/perplexity", "eval/accuracy", "eval/bits_per_byte"):
         assert slice_["candidate"][name] == pytest.approx(alone.figures[name], rel=1e-6)
+
+
+def test_a_slice_has_both_models_on_the_same_rows_and_one_that_the_champion_does_not_know_has_the_candidate() -> None:
+    """As where a champion lacks a label, or its chat template refuses rows."""
+    rows = [Row(bytes([at]) * 16, None, "x", source="old" if at < 6 else "new") for at in range(9)]
+    (old,) = cuts_of({"slices": [{"by": "source", "top": 2, "min_rows": 3, "guards": []}]})
+    right = np.array([0, 0, 0, 1, 1, 1, 1, 1, 1], np.float64)
+    all_of_them = {"targets": np.ones(9), "right": right, "nats": right}
+    known = np.where(np.arange(9) < 3, 1.0, math.nan)
+    champion = {name: known * value for name, value in {**all_of_them, "right": np.ones(9)}.items()}
+    shared = {name: known * value for name, value in all_of_them.items()}
+    columns = {"candidate": all_of_them, "champion": champion}
+    new, found = sorted(_sliced([old], rows, columns, {**columns, "candidate": shared}), key=lambda one: one["name"])
+    assert (found["candidate"]["eval/accuracy"], found["champion"]["eval/accuracy"]) == (0.0, 1.0)
+    assert (new["candidate"]["eval/accuracy"], new["champion"]) == (1.0, {})

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dropforge.errors import DataError
 from trainer.data.rows import Row
 from trainer.data.template import UNWRITTEN, ChatTemplate, Rendered, UnusableChatError, check_work
-from trainer.data.tokenizer import BOS, END, EOS, START, core, is_ours, no_panic
+from trainer.data.tokenizer import BOS, END, EOS, START, core, is_ours, no_panic, unknown_id
 
 _BATCH: Final = 512
 _BATCH_BYTES: Final = 4 << 20  # a byte of text takes 30 bytes and more while it is tokenised
@@ -61,7 +61,12 @@ class Encoded:
 
 
 class Encoder(Protocol):
-    """Rows to ids and masks."""
+    """Rows to ids and masks.
+
+    :param unknown: id of letters that the tokenizer does not know; None if it knows all.
+    """
+
+    unknown: int | None
 
     def each(self, rows: Iterable[Row]) -> Iterator[tuple[int, Row, Encoded | str]]:
         """The index of a row, the row, and what is read of it or why nothing is; several in turn if it has several."""
@@ -96,7 +101,9 @@ def spelled(row: Row, everything: bool) -> int:
 
 
 class OwnEncoder(Encoder):
-    """For tokenizers trained here. Special tokens come from the structure only."""
+    """For tokenizers trained here, which know all bytes. Special tokens come from the structure only."""
+
+    unknown = None
 
     def __init__(self, tokenizer: Any, loss_on: str) -> None:
         from tokenizers import Tokenizer
@@ -178,6 +185,7 @@ class TemplateEncoder(Encoder):
     def __init__(self, tokenizer: Any, loss_on: str) -> None:
         self.tokenizer = tokenizer
         self.all = loss_on == "all"
+        self.unknown = unknown_id(tokenizer)
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -309,7 +317,7 @@ def documents(encoder: Encoder, rows: Iterable[Row], length: int, facts: dict[st
     for index, some in groupby(encoder.each(rows), key=itemgetter(0)):
         facts["rows"] += 1
         reason = "no token of it is a target"
-        made, cut = 0, facts["cut_conversations"]
+        made, cut, unknown = 0, facts["cut_conversations"], False
         for place, (_, row, item) in enumerate(some):
             if isinstance(item, str):
                 reason = item
@@ -319,9 +327,11 @@ def documents(encoder: Encoder, rows: Iterable[Row], length: int, facts: dict[st
                 count_unwritten(encoder.unwritten(row), facts)
             facts["unrolled_conversations"] += place == 1
             facts["merged_at_border"] += item.merged
+            unknown = unknown or (encoder.unknown is not None and encoder.unknown in item.ids)
             for document in _cut(row, index, item, length, facts):
                 made += 1
                 yield document
+        facts["unknown_letters"] += unknown
         facts["cut_conversations"] = min(facts["cut_conversations"], cut + 1)  # several answers of it may be
         if not made:
             leave_out(row, reason, facts)

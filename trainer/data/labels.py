@@ -20,7 +20,7 @@ from dropforge.store import MissingObjectError, Store, read_bounded
 from trainer.data.chat import COUNTS, Document, count_unwritten, in_batches, leave_out
 from trainer.data.rows import Row
 from trainer.data.template import ChatTemplate, UnusableChatError
-from trainer.data.tokenizer import no_panic
+from trainer.data.tokenizer import no_panic, unknown_id
 
 LABELS: Final = "labels.json"  # in the run's folder
 #: In a trained classifier's tokenizer_config.json: what `model_max_length` was before it became what its rows had.
@@ -140,7 +140,7 @@ def labelled_documents(
         facts.setdefault(key, 0)
     each: dict[str, int] = facts.setdefault("labels", dict.fromkeys(labels, 0))
     facts.setdefault("left_out", [])
-    reader = _Reader(tokenizer, length)
+    reader, unknown = _Reader(tokenizer, length), unknown_id(tokenizer)
     for index, row, found in reader.each(rows):
         facts["rows"] += 1
         if row.label is None:
@@ -159,6 +159,7 @@ def labelled_documents(
             facts["tokens"] += len(found.ids)
             facts["targets"] += 1
             facts["cut_rows"] += found.cut
+            facts["unknown_letters"] += unknown is not None and bool((found.ids == unknown).any())
             each[row.label] += 1
             nothing = np.zeros(len(found.ids), dtype=np.bool_)
             yield Document(index, found.ids, nothing, numbers[row.label])

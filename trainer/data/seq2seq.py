@@ -18,7 +18,7 @@ from trainer.data.chat import COUNTS, Document, count_unwritten, in_batches, lea
 from trainer.data.prompts import held_out
 from trainer.data.rows import Row
 from trainer.data.template import ChatTemplate, UnusableChatError
-from trainer.data.tokenizer import is_ours, no_panic
+from trainer.data.tokenizer import is_ours, no_panic, unknown_id
 
 # One message is the source as it stands, as the T5 paper has it (https://arxiv.org/abs/1910.10683, section 2.4); of
 # several each has its role before it.
@@ -92,7 +92,7 @@ def pairs(tokenizer: Any, rows: Iterable[Row], length: int, facts: dict[str, Any
     for key in (*COUNTS, "source_tokens"):
         facts.setdefault(key, 0)
     facts.setdefault("left_out", [])
-    reader = _Reader(tokenizer)
+    reader, unknown = _Reader(tokenizer), unknown_id(tokenizer)
     for index, row, found in reader.each(rows):
         facts["rows"] += 1
         if isinstance(found, str):
@@ -109,6 +109,7 @@ def pairs(tokenizer: Any, rows: Iterable[Row], length: int, facts: dict[str, Any
             leave_out(row, "its prompt has no token", facts)
             continue
         count_unwritten(reader.unwritten(row), facts)
+        facts["unknown_letters"] += unknown is not None and (unknown in found.source or unknown in found.target)
         lost = len(found.target) - len(target)
         facts["documents"] += 1
         facts["tokens"] += len(source) + len(target)

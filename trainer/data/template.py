@@ -66,7 +66,7 @@ def _size(message: Message, *, thoughts: bool) -> int:
     return len(f"{message['content']}{calls}{aside}".encode())
 
 
-#: What a row may say that a template leaves out, and what is told of how many rows it is.
+#: What a row may say that a template leaves out or a tokenizer lacks, and what is told of how many rows it is.
 UNWRITTEN: Final = {
     "unwritten_thoughts": "rows have thoughts that the chat template leaves out, so they are not learned",
     "unwritten_system": "rows have system messages that the chat template leaves out, so they are learned without",
@@ -75,6 +75,8 @@ UNWRITTEN: Final = {
     "unwritten_text": "rows have answers of which the chat template leaves out what comes before a thought, so it is "
     "not learned",
     "unwritten_indents": "rows have answers that begin with white space, which the chat template leaves out",
+    "unknown_letters": "rows have letters that the tokenizer does not know: it reads, and learns, its unknown token "
+    "in their place",
 }
 _ROLES: Final = ("system", "user", "assistant", "tool")
 _COUNTED: Final = {

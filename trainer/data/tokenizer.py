@@ -155,6 +155,14 @@ def no_panic(name: str = "tokenizer of the base model") -> Iterator[None]:
         raise DataError(name, cause, "Name a base model with a tokenizer that reads any text") from None
 
 
+def unknown_id(tokenizer: Any) -> int | None:
+    """The id by which a tokenizer reads letters that it does not know; None if it knows all, by bytes or otherwise."""
+    found = tokenizer.unk_token_id
+    # GPT-2's and others' is the end token, which nothing but an end becomes.
+    special = (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
+    return None if found is None or found in special else int(found)
+
+
 def _check_length(tokenizer: Any, name: str) -> None:
     """:raises DataError: if a tokenizer makes so many tokens of a text that no memory would hold those of a drop."""
     try:
