@@ -49,6 +49,34 @@ def knowing(
 
     :param digests: of dataset versions. :param specs: see `runs`; a run whose folder is gone is known by its models.
     """
+    reached = _reached(digests, specs, versions)
+    return [version for version in versions if version.tags.get(tracking.TAG_RUN) in reached]
+
+
+def unfinished(
+    mlflow: MlflowClient, digests: Collection[str], specs: Mapping[str, RunSpec], versions: Sequence[ModelVersion]
+) -> list[str]:
+    """Names of the runs on one of the datasets, or on weights of such a run, that may still become a model."""
+    done = {version.tags.get(tracking.TAG_RUN) for version in versions}
+    names = sorted(_reached(digests, specs, versions) & specs.keys() - done)
+    return [name for name in names if _runs_still(mlflow, specs[name])]
+
+
+def _runs_still(mlflow: MlflowClient, spec: RunSpec) -> bool:
+    from mlflow.exceptions import MlflowException
+
+    if spec.tracking is None:
+        return False
+    try:
+        return mlflow.get_run(spec.tracking.run_id).info.status in {"RUNNING", "SCHEDULED"}
+    except MlflowException as error:
+        if error.error_code not in tracking.NOT_THERE:
+            raise
+        return False
+
+
+def _reached(digests: Collection[str], specs: Mapping[str, RunSpec], versions: Sequence[ModelVersion]) -> set[str]:
+    """Names of the runs whose weights know one of the datasets."""
     parents: dict[str, set[str]] = {name: _parents(spec) for name, spec in specs.items()}
     reached = {name for name, spec in specs.items() if spec.dataset_digest in digests}
     for version in versions:
@@ -58,7 +86,7 @@ def knowing(
             reached.add(run)
     while more := {name for name, begun in parents.items() if name not in reached and begun & reached}:
         reached |= more
-    return [version for version in versions if version.tags.get(tracking.TAG_RUN) in reached]
+    return reached
 
 
 def _parents(spec: RunSpec) -> set[str]:

@@ -52,7 +52,7 @@ def choose(
     """Find the version that is to hold the alias, and see that its files are there.
 
     :param to: its number; None for the one that held the alias before and was not rolled back itself.
-    :param approved: whether people approve of the family's models: one that never held an alias has nobody's yes.
+    :param approved: whether people approve of the family's models: one that never held the alias has nobody's yes.
     :raises DataError: if there is none, its files are gone or were changed, nobody approved of it, or the name is no
         family's.
     """
@@ -64,10 +64,10 @@ def choose(
     target = _before(mlflow, family, alias, holder) if to is None else _version(mlflow, family, to)
     if str(target.version) == current:
         raise DataError(f"version {current} of {family}", f"it is {alias!r} already", "Name another one with `--to`")
-    if approved and tracking.TAG_PREVIOUS not in target.tags:
+    if approved and tracking.previous_holder(mlflow, family, target.tags, alias) is None:
         raise DataError(
             f"version {target.version} of {family}",
-            "it never was a champion, and people approve of this family's models (`promote.approval`)",
+            f"it never was {alias!r}, and people approve of this family's models (`promote.approval`)",
             "Clear the task `approve` of its run, and have a reviewer answer, or name a version that was one",
         )
     _check_files(store, family, target)
@@ -101,8 +101,8 @@ def _move(tracking_uri: str, choice: Choice, reason: str, by: str) -> bool:
             "Look at the new version, and roll back again if it should not stay",
         )
     tags = mlflow.get_model_version(family, choice.version).tags
-    if tracking.TAG_PREVIOUS not in tags:
-        mlflow.set_model_version_tag(family, choice.version, tracking.TAG_PREVIOUS, current or _NONE)
+    if tracking.previous_holder(mlflow, family, tags, alias) is None:
+        mlflow.set_model_version_tag(family, choice.version, tracking.previous_tag(alias), current or _NONE)
     if choice.back and current is not None:
         told = {"to": choice.version, "by": by, "at": f"{datetime.now(UTC):%FT%TZ}", "reason": reason}
         mlflow.set_model_version_tag(family, current, tracking.TAG_ROLLED_BACK, json.dumps(told, ensure_ascii=False))
@@ -119,7 +119,7 @@ def _before(mlflow: MlflowClient, family: str, alias: str, holder: ModelVersion 
         raise DataError(f"family {family}", f"no version of it is {alias!r}", _name_one(mlflow, family))
     seen = {str(holder.version)}
     found = holder
-    while (number := found.tags.get(tracking.TAG_PREVIOUS, _NONE)) != _NONE and number not in seen:
+    while (number := tracking.previous_holder(mlflow, family, found.tags, alias) or _NONE) not in {_NONE, *seen}:
         seen.add(number)
         found = _version(mlflow, family, number)
         if tracking.TAG_ROLLED_BACK not in found.tags:

@@ -250,6 +250,23 @@ def short_patience() -> Iterator[None]:
                 os.environ[name] = value
 
 
+def previous_tag(alias: str) -> str:
+    """Name of the tag by which a version says who held an alias before it, or `none`."""
+    return TAG_PREVIOUS if alias == "champion" else f"{TAG_PREVIOUS}.{alias}"
+
+
+def previous_holder(mlflow: MlflowClient, family: str, tags: Mapping[str, str], alias: str) -> str | None:
+    """Who held an alias before a version did, `none` for the first one; None if that version never held it.
+
+    :param tags: of the version.
+    """
+    found = tags.get(previous_tag(alias))
+    if found or alias == "champion" or TAG_PREVIOUS not in tags:
+        return found or None
+    # Versions of before have one tag for any alias: it is this one's where the family has no other.
+    return None if by_alias(mlflow, family, "champion") is not None else tags[TAG_PREVIOUS]
+
+
 def champion(tracking_uri: str, family: str, alias: str = "champion") -> Champion | None:
     """The version of `family` that holds `alias`; None when there is none."""
     version = by_alias(client(tracking_uri), family, alias)
@@ -263,7 +280,7 @@ def rival(tracking_uri: str, family: str, alias: str, run: str) -> Champion | No
     mlflow = client(tracking_uri)
     version = by_alias(mlflow, family, alias)
     if version is not None and version.tags.get(TAG_RUN) == run and TAG_CHECKPOINT not in version.tags:
-        number = version.tags.get(TAG_PREVIOUS, "none")
+        number = previous_holder(mlflow, family, version.tags, alias) or "none"
         try:
             version = None if number == "none" else mlflow.get_model_version(family, number)
         except MlflowException as error:
@@ -438,7 +455,7 @@ def _promoted(
     current = by_alias(mlflow, family, alias)
     holder = str(current.version) if current is not None else None
     if not verdict.promote or holder == number:
-        return tags.get(TAG_PREVIOUS) or None
+        return previous_holder(mlflow, family, tags, alias)
     if back := tags.get(TAG_ROLLED_BACK):
         raise DropforgeError(
             f"version {number} of {family}",
@@ -451,7 +468,7 @@ def _promoted(
             f"it moved from version {compared_with or 'none'} to {holder or 'none'} since the comparison",
             "Clear the task `champion` and those after it to compare again",
         )
-    mlflow.set_model_version_tag(family, number, TAG_PREVIOUS, holder or "none")
+    mlflow.set_model_version_tag(family, number, previous_tag(alias), holder or "none")
     mlflow.set_registered_model_alias(family, alias, number)
     return holder
 

@@ -77,11 +77,13 @@ def forget(
         why = "Shards, ledgers or keys of masks are gone, or other rules named the row otherwise"
         console.print(Text(f"{why}, so it cannot be determined for: {told}"))
     try:
-        sure, perhaps = _models(store, uri, found)  # again: a run may have ended meanwhile
+        sure, perhaps, going = _models(store, uri, found)  # again: a run may have ended meanwhile
     except DropforgeError as error:
         mend = f"{error.mend.rstrip('.')}; then type the command again, which lists the models and changes nothing"
         raise DropforgeError(error.thing, f"the rows are forgotten, and {error.cause}", mend) from error
     _tell_models(sure, perhaps)
+    for run in going:
+        console.print(Text(f"Still running with them, to become a model: {run}. `dropforge stop {run}` ends it"))
 
 
 def _check_kernels(store: Store, family: str, recipe: Mapping[str, Any], agreed: str | None) -> None:
@@ -105,18 +107,21 @@ def _check_kernels(store: Store, family: str, recipe: Mapping[str, Any], agreed:
         )
 
 
-def _models(store: Store, uri: str, found: Held) -> tuple[list[ModelVersion], list[ModelVersion]]:
-    """Registered models that know the rows, also by way of a model that they began with, and those that may.
+def _models(store: Store, uri: str, found: Held) -> tuple[list[ModelVersion], list[ModelVersion], list[str]]:
+    """Registered models that know the rows, also by way of a model that they began with, and those that may; and the
+    names of runs that go on with them.
 
     :raises DropforgeError: if MLflow does not answer.
     """
+    specs = lineage.runs(store)
+    everywhere = {version.digest for version in (*found.holding, *found.unsure)}
     with asking_mlflow(uri):
         versions = lineage.registered(tracking.client(uri))
-    specs = lineage.runs(store)
+        going = lineage.unfinished(tracking.client(uri), everywhere, specs, versions)
     digests = {version.digest for version in found.holding}
     sure = lineage.knowing(digests, specs, versions)
-    more = lineage.knowing(digests | {version.digest for version in found.unsure}, specs, versions)
-    return sure, [version for version in more if version not in sure]
+    more = lineage.knowing(everywhere, specs, versions)
+    return sure, [version for version in more if version not in sure], going
 
 
 def _tell_models(sure: Sequence[ModelVersion], perhaps: Sequence[ModelVersion]) -> None:

@@ -41,4 +41,5 @@ def registered(mlflow: MlflowClient, run: Run) -> Version | None:
         return Version(family, number, True, alias, f"models:/{family}@{alias}")
     told = f"{alias} is version {holder.version}" if holder else f"there is no {alias}"
     # The tag tells whom it followed, from the promotion on.
-    return Version(family, number, tracking.TAG_PREVIOUS in tags, told, f"models:/{family}/{number}")
+    held = tracking.previous_holder(mlflow, family, tags, alias) is not None
+    return Version(family, number, held, told, f"models:/{family}/{number}")

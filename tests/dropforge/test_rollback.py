@@ -129,9 +129,28 @@ def test_where_people_approve_a_version_that_never_was_champion_needs_their_yes(
     def choose(to: str | None) -> str:
         return rollback.choose(family.server, family.store, family.name, to=to, approved=True).version
 
-    with pytest.raises(DropforgeError, match=r"version 2 of fam.* never was a champion.*`approve` of its run"):
+    with pytest.raises(DropforgeError, match=r"version 2 of fam.* never was 'champion'.*`approve` of its run"):
         choose("2")
     assert choose(None) == choose("1") == "1"
+    # A yes for another alias is none for this one, and the chains of two are apart.
+    staged = rollback.choose(family.server, family.store, family.name, "staging", "2")
+    rollback.move(family.server, staged, "to be looked at", "ada")
+    with pytest.raises(DropforgeError, match="never was 'champion'"):
+        choose("2")
+    assert family.roll_back(to="2").version == "2"
+    assert family.roll_back().version == "1"
+
+
+def test_versions_of_before_know_whom_they_followed_by_one_tag_for_all_aliases(family: Family) -> None:
+    for _ in range(2):
+        family.add(promote=False)
+    for number, before in ((1, "none"), (2, "1")):
+        family.mlflow.set_model_version_tag(family.name, str(number), tracking.TAG_PREVIOUS, before)
+    family.mlflow.set_registered_model_alias(family.name, "live", "2")
+    assert rollback.choose(family.server, family.store, family.name, "live", approved=True).version == "1"
+    family.mlflow.set_registered_model_alias(family.name, "champion", "1")  # the tags are this one's then
+    with pytest.raises(DropforgeError, match="there is no earlier 'live'"):
+        rollback.choose(family.server, family.store, family.name, "live")
 
 
 def test_a_second_try_of_the_move_goes_back_no_further(family: Family) -> None:

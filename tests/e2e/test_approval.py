@@ -144,7 +144,7 @@ def test_a_no_in_the_terminal_keeps_the_champion_and_is_asked_again_after_a_clea
     refused = tracked.data.tags[tracking.TAG_VERSION]
     done = typed(stack, "rollback", FAMILY, "--to", refused, "--reason", "by hand", "--yes")
     assert done.returncode == 1
-    assert "it never was a champion, and people approve of this family's models" in done.stderr
+    assert "it never was 'champion', and people approve of this family's models" in done.stderr
     assert stack.champion(FAMILY) == champion
 
     stack.clear(run, "approve")
