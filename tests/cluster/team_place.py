@@ -86,6 +86,7 @@ def load_image(folder: Path, name: str, *arguments: str, context: Path | None = 
 class Place:
     """
     :param image: of the pods. :param built: seconds that it took to build. :param kind: of the jobs.
+    :param presets: the folder of the team's preset.
     """
 
     stack: Stack
@@ -93,6 +94,7 @@ class Place:
     image: str
     built: float
     kind: Kind
+    presets: Path
 
     def drop(self, family: str, files: dict[str, Path], recipe: str | None = None) -> Course:
         """Upload the files, and wait until their run is there."""
@@ -124,7 +126,7 @@ def place(machine_node: Any, folder: Path, recipe: dict[str, Any], *, curation: 
         presets, state = _presets(folder / "presets", namespace, image, recipe), folder / "stack"
         state.mkdir()
         with queues(file), started(state, machine_node, namespace, presets, _PRESET, {}) as stack:
-            yield Place(stack, namespace, image, seconds, kind_named("TrainJob" if kind == "auto" else kind))
+            yield Place(stack, namespace, image, seconds, kind_named("TrainJob" if kind == "auto" else kind), presets)
 
 
 @contextmanager

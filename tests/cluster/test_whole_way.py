@@ -27,7 +27,7 @@ from tests.e2e.harness import typed, wait
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.outage,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(bool(NO_IMAGE), reason=NO_IMAGE),
 ]
 
@@ -67,8 +67,9 @@ def test_a_drop_becomes_a_model_by_the_image_the_queue_and_the_least_rights(
 
 
 def test_pods_of_the_curation_image_make_the_dataset_of_the_same_model(
-    undisturbed: Course, team: Place, sample: dict[str, Path], tmp_path: Path
+    undisturbed: Course, team: Place, sample: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("DROPFORGE_PRESETS", str(team.presets))
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("extends: team\ncuration: {engine: spark}\n")
     done = typed(team.stack, "family", "set", "by-spark", "--recipe", str(recipe))

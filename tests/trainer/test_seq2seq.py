@@ -519,3 +519,19 @@ def test_the_encoder_s_flops_are_those_of_sources_and_the_decoder_s_those_of_tar
     seen = 2 * ((lengths - targets) ** 2).sum() + 3 * (targets * lengths).sum()
     whole = 6 * (encoder * sources + (decoder + words * width) * targets.sum()) + 12 * inner * seen
     assert found.of(float(lengths.sum()), float(targets.sum())) == pytest.approx(float(whole), rel=1e-9)
+
+
+def test_a_tokenizer_that_marks_languages_has_to_be_told_which(tmp_path: Path) -> None:
+    from transformers import NllbTokenizer
+
+    words = ("<s>", "<pad>", "</s>", "<unk>", "a", "eng_Latn", "deu_Latn")
+    made: Any = NllbTokenizer(vocab={word: at for at, word in enumerate(words)}, merges=[])
+    with pytest.raises(DataError, match=r"names no src_lang and no tgt_lang\. Name both there"):
+        for_seq2seq(made)
+    made.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config |= {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    for_seq2seq(AutoTokenizer.from_pretrained(tmp_path)).save_pretrained(tmp_path / "again")  # as an export does
+    again = for_seq2seq(AutoTokenizer.from_pretrained(tmp_path / "again"))
+    assert (again.src_lang, again.tgt_lang) == ("eng_Latn", "deu_Latn")

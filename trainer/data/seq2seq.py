@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dropforge.errors import DataError
 from trainer.data.chat import COUNTS, Document, count_unwritten, in_batches, leave_out, unwritten_beside
 from trainer.data.prompts import held_out
 from trainer.data.rows import Row
@@ -31,7 +32,19 @@ _SHARE: Final = 2  # a target has half of a row for itself, and more where its s
 
 
 def for_seq2seq(tokenizer: Any) -> Any:
-    """A tokenizer as an encoder-decoder uses and saves it: a template of its own stays, else it gets `TEMPLATE`."""
+    """A tokenizer as an encoder-decoder uses and saves it: a template of its own stays, else it gets `TEMPLATE`.
+
+    :raises DataError: if it marks texts with their languages, as NLLB's and mBART's do, and was not told which: it
+        would write one of its own into every source and target.
+    """
+    if hasattr(tokenizer, "set_tgt_lang_special_tokens"):
+        missing = [name for name in ("src_lang", "tgt_lang") if not tokenizer.init_kwargs.get(name)]
+        if missing:
+            raise DataError(
+                f"tokenizer of {tokenizer.name_or_path or 'the base model'}",
+                f"it marks texts with their languages, and tokenizer_config.json names no {' and no '.join(missing)}",
+                "Name both there, as eng_Latn and deu_Latn, in a copy of the model, and the copy in `base.model`",
+            )
     if not tokenizer.chat_template or is_ours(tokenizer):
         tokenizer.chat_template = TEMPLATE
     tokenizer.padding_side = "right"
