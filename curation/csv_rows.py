@@ -250,11 +250,14 @@ def _goes_on(data: bytes) -> bool:
 
 def _cells(data: bytes, delimiter: str, *, quoted: bool) -> list[str]:
     """The cells of a line alone; none if a quote is open."""
-    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    reader = csv.reader(
+        [data.decode("utf-8", "surrogateescape")],
+        delimiter=delimiter,
+        strict=True,
+        quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
+    )
     try:
-        return next(
-            csv.reader([data.decode("utf-8", "surrogateescape")], delimiter=delimiter, strict=True, quoting=quoting), []
-        )
+        return next(reader, [])
     except csv.Error:
         return []
 
