@@ -23,6 +23,8 @@ with DAG(
     dag_display_name="Dropforge: reap",
     description="Deletes jobs and ends MLflow runs that a lost worker left behind.",
     schedule="*/15 * * * *",
+    # No backfill: hundreds of runs at once, whatever `max_active_runs` says, would keep all others waiting.
+    allowed_run_types=["scheduled", "manual", "operator_triggered"],  # type: ignore[list-item]  # as its docs say
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
     # A run waits out the grace of a job that it found; one that is started meanwhile must not wait for it.

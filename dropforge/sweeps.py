@@ -19,6 +19,7 @@ from dropforge.store import MissingObjectError, Store
 from dropforge.text import as_cell, as_line, markdown_table
 
 CANDIDATE_RUN: Final = "candidate__"  # how DAG runs that judge the best trial's model begin
+_MOST_TRIALS: Final = 1_000_000  # numbers of trials
 _DAG_RUN: Final = 240  # characters of a DAG run's id, of Airflow's 250
 
 
@@ -79,10 +80,12 @@ def member(values: Any) -> Member | None:
     if not values:
         return None
     try:
+        if type(trial := values["trial"]) is not int or not 0 <= trial <= _MOST_TRIALS:
+            raise ValueError(trial)
         return Member(
             by=str(values["by"]),
             parent=str(values["parent"]),
-            trial=int(values["trial"]),
+            trial=trial,
             candidate=values["candidate"] is True,
         )
     except (KeyError, TypeError, ValueError):
