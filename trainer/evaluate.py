@@ -138,7 +138,7 @@ def _compare(
                 again = measure("candidate", order["candidate"], some, _known(ours, other.labels))
                 shared = _kept(again.figures)
                 compared = in_slices = {**columns, "candidate": placed(again.columns, places, len(rows))}
-            elif "problem" not in champion:
+            elif "problem" not in {**champion, **candidate}:
                 both = _read_by_both(measured, other, places, _places(own or (), known))
                 if both.otherwise:
                     console.say(

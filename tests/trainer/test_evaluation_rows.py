@@ -87,6 +87,12 @@ def test_a_model_without_a_finite_loss_says_so_and_the_other_keeps_its_figures(
     assert not verdict.promote
     assert "its loss on these rows is nan. Take its alias away" in verdict.reason
     assert not decide(result["champion"], result["candidate"], None, policy).promote
+    order = {"run": uri, "candidate": str(broken), "champion": {"version": 3, "model": sound}}
+    files.put("evaluate.json", json.dumps(order).encode())
+    evaluate.evaluate(f"{files.uri}/evaluate.json", StopSignal(), Console(quiet=True))
+    turned = json.loads(files.get("evaluation.json"))
+    assert turned["champion"]["eval/loss"] == result["candidate"]["eval/loss"]
+    assert turned["candidate"]["problem"] == "its loss on these rows is nan"
 
     assert main(["evaluate", sound, str(broken), "--run", files.uri]) == 0
     table = capsys.readouterr().out
