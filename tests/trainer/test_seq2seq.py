@@ -44,7 +44,7 @@ from trainer.tokenise import prompts_of
 
 from .pairs import BART, KINDS, T5, make_pairs, pair_base, pair_tokenizer, pair_toy
 from .ranks_loop import make_stage, train_whole
-from .toy import Toy, recipe, sample_rows, write_dataset
+from .toy import Toy, chat, recipe, sample_rows, write_dataset
 from .waits import reads_of_steps
 
 SPECIALS = {token: index for index, token in enumerate(SPECIAL)}
@@ -496,6 +496,18 @@ def test_a_run_ends_in_a_model_that_transformers_alone_uses(tmp_path: Path, kind
             assert result["champion"]["eval/loss"] == result["candidate"]["eval/loss"]
         else:
             assert "a causal language model, and no encoder-decoder" in result["champion"]["problem"]
+
+
+def test_pairs_that_fill_the_context_together_are_exported(tmp_path: Path) -> None:
+    """The model that is read back is asked for both, each of which fits."""
+    rows = [chat(f"{'red green blue ' * 35}cat {at}", f"dog {at}") for at in range(40)]
+    root = str(tmp_path / "bucket")
+    toy = Toy(root, write_dataset(open_store(root), {"train": rows[:30], "eval": rows[30:]}))
+    steps = {"max_steps": 1, "sequence_length": 64, "tokens_per_step": None, "rows_per_step": 8, "micro_batch": 8}
+    base = {"scratch": None, "model": pair_base(tmp_path / "bart", "bart")}
+    stage = make_stage(toy, "run", tmp_path / "scratch", task="sequence-to-sequence", base=base, train=steps)
+    train_whole(Gang(), stage)
+    assert "model/model.safetensors" in toy.files().sizes()
 
 
 def test_adapters_reach_the_encoder_the_decoder_and_what_joins_them() -> None:

@@ -207,7 +207,8 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     training = model.training
     model.eval()
     more: dict[str, Any] = {} if is_classifier(model) else {"use_cache": False}
-    if is_seq2seq(model):
+    if is_seq2seq(model):  # source and target stand side by side, each within the context
+        ids = ids[:, : getattr(model.config, "max_position_embeddings", None)]
         more["decoder_input_ids"] = ids
     found = model(input_ids=ids, **more).logits.float()
     model.train(training)
