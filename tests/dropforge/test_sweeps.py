@@ -89,11 +89,12 @@ def test_names_stay_apart_however_long_the_sweeps_is() -> None:
     assert max(map(len, names)) <= 250
 
 
-BY = {"by": "x", "parent": "y", "candidate": False}
+OF_A_TRIAL = {"by": "x", "parent": "y", "candidate": False}
 
 
 @pytest.mark.parametrize(
-    "values", [{"by": "x"}, ["x"], "x", *({**BY, "trial": trial} for trial in ("?", "1", -1, 1.0, True, 10**4200))]
+    "values",
+    [{"by": "x"}, ["x"], "x", *({**OF_A_TRIAL, "trial": trial} for trial in ("?", "1", -1, 1.0, True, 10**4200))],
 )
 def test_what_no_sweep_wrote_is_refused(values: Any) -> None:
     with pytest.raises(DataError, match="it was not written by a sweep"):
