@@ -143,7 +143,7 @@ def test_a_no_in_the_terminal_keeps_the_champion_and_is_asked_again_after_a_clea
     (tracked,) = stack.tracked(run)
     refused = tracked.data.tags[tracking.TAG_VERSION]
     done = typed(stack, "rollback", FAMILY, "--to", refused, "--reason", "by hand", "--yes")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "it never was 'champion', and people approve of this family's models" in done.stderr
     assert stack.champion(FAMILY) == champion
 
