@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 
 RESULT = "evaluation.json"
 _KEPT: Final = ("eval/", "gen/", PREFIX, "model/")  # figures that are told of the champion, too
+_OF_ROWS: Final = ("eval/", PREFIX)  # those that count tokens of rows; answers are of prompts that all models are asked
 _KINDS: Final = {
     "causal-lm": "a causal language model",
     "classification": "a classifier",
@@ -151,9 +152,9 @@ def _compare(
                         measure(name, uri, *both.of(rows, own), answering=False)
                         for name, uri in (("candidate", order["candidate"]), ("champion", order["champion"]["model"]))
                     )
-                    shared = _of_rows(again.figures)
-                    champion = {key: value for key, value in champion.items() if key not in _of_rows(champion)}
-                    champion |= _of_rows(other.figures)
+                    shared = _kept(again.figures, _OF_ROWS)
+                    champion = {key: value for key, value in champion.items() if not key.startswith(_OF_ROWS)}
+                    champion |= _kept(other.figures, _OF_ROWS)
                     columns["champion"] |= placed(other.columns, both.rows, len(rows))
                     mine = {**columns["candidate"], **placed(again.columns, both.rows, len(rows))}
                     compared = in_slices = {**columns, "candidate": mine}
@@ -193,14 +194,9 @@ def _compare(
     return result
 
 
-def _kept(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """What is told of a model that the candidate is compared with."""
-    return {key: value for key, value in figures.items() if key.startswith(_KEPT) or key == "problem"}
-
-
-def _of_rows(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures that count the tokens of rows; those of answers are of prompts that every model is asked."""
-    return {key: value for key, value in figures.items() if key.startswith(("eval/", PREFIX)) or key == "problem"}
+def _kept(figures: Mapping[str, Any], groups: tuple[str, ...] = _KEPT) -> dict[str, Any]:
+    """What is told of a model that the candidate is compared with. :param groups: how names of figures begin."""
+    return {key: value for key, value in figures.items() if key.startswith(groups) or key == "problem"}
 
 
 def _sliced(

@@ -159,7 +159,7 @@ def prepare(
     folder = scratch / _PLAN
     (scratch / _READY).unlink(missing_ok=True)  # of another run, in a folder that is used again
     shutil.rmtree(folder, ignore_errors=True)
-    stored = PlanStore(run, identity(spec, settings, tokenizer, labels, code, several=bool(manifest.steps)), cache=node)
+    stored = PlanStore(run, identity(spec, settings, tokenizer, labels, code), cache=node)
     if keep and comes(lambda: _take_over(stored, folder, check, say), end, check):
         say(f"tokens and plan are those of {stored.uri}")
     else:
@@ -220,10 +220,8 @@ def identity(
     tokenizer: Any,
     labels: tuple[str, ...] | None = None,
     code: UserCode | None = None,
-    *,
-    several: bool = False,
 ) -> dict[str, Any]:
-    """Everything that tokens and packs follow from, as JSON values. :param several: whether the rows are of drops."""
+    """Everything that tokens and packs follow from, as JSON values."""
     train, found = settings.train, versions()
     special = {key: str(value) for key, value in tokenizer.special_tokens_map.items()}
     seq2seq = settings.task == "sequence-to-sequence"
@@ -243,7 +241,6 @@ def identity(
         "code": hashlib.sha256(b"".join((_DATA / f"{name}.py").read_bytes() for name in names)).hexdigest(),
         **({"labels": list(labels)} if labels else {}),
         **({"task": settings.task} if seq2seq else {}),
-        **({"chosen": "by key"} if several else {}),
         **({"row_functions": code.rows_facts} if code is not None and code.rows_facts else {}),
         "versions": {key: found[key] for key in sorted(found) if key in ("tokenizers", "transformers")},
     }

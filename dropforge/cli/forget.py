@@ -62,7 +62,8 @@ def forget(
         near = get_close_matches(group, names := sorted(made.groups(store, made.newest(store, family).manifest)), 3)
         shown = ", ".join(near or names[:3]) or "none"
         _say(f"No version is known to hold rows of group {group!r}; groups of the newest one: {shown}")
-    _models(store, uri, found)  # whoever forgets wants the list: MLflow must answer before hours of work begin
+    with asking_mlflow(uri):  # whoever forgets wants the list: it must answer before hours of work begin
+        lineage.registered(tracking.client(uri))
     with tempfile.TemporaryDirectory(prefix="forget-") as folder:
         manifest = made.again(store, family, workdir=Path(folder), say=_say, forget=name)
     console.print(

@@ -69,33 +69,34 @@ def may_tag(path: str, body: bytes) -> bool:
     What MLflow might read in another way than it is read here is refused.
     """
     checkpoint = _OF_MODEL.fullmatch(path) is not None
-    allowed = True
-
-    def look(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        nonlocal allowed  # of pairs, and not of a dict: a name may stand there twice
-        allowed &= all(may_set(str(value), checkpoint=checkpoint) for name, value in pairs if name == "key")
-        return dict(pairs)
-
-    try:
-        found = json.loads(body.decode() or "{}", object_pairs_hook=look)
-    except (ValueError, RecursionError):
-        return False
-    return allowed and isinstance(found, dict)  # MLflow decodes a string once more
+    pairs = _pairs(body or b"{}")
+    return pairs is not None and all(
+        may_set(str(value), checkpoint=checkpoint) for name, value in pairs if name == "key"
+    )
 
 
 def may_upload(body: bytes) -> bool:
     """Whether MLflow may be asked for so many parts of an upload, each of which it signs before it answers."""
-    counts: list[Any] = []
+    pairs = _pairs(body)
+    if pairs is None:
+        return False
+    counts = [value for name, value in pairs if name.replace("_", "").lower() == "numparts"]
+    return all(type(count) is int and 0 < count <= _MOST_PARTS for count in counts)
+
+
+def _pairs(body: bytes) -> list[tuple[str, Any]] | None:
+    """Names with their values at any depth of a JSON object, also those that stand there twice; None if it is none."""
+    found: list[tuple[str, Any]] = []
 
     def look(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        counts.extend(value for name, value in pairs if name.replace("_", "").lower() == "numparts")
+        found.extend(pairs)
         return dict(pairs)
 
     try:
-        found = json.loads(body.decode(), object_pairs_hook=look)
+        whole = json.loads(body.decode(), object_pairs_hook=look)
     except (ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and all(type(count) is int and 0 < count <= _MOST_PARTS for count in counts)
+        return None
+    return found if isinstance(whole, dict) else None  # MLflow decodes a string once more
 
 
 def body_refusal(method: str, path: str, headers: Iterable[tuple[bytes, bytes]], largest: int = _LARGEST) -> int:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -139,10 +140,8 @@ def _with_review(values: dict[str, Any], family: Ruling) -> dict[str, Any]:
 def _check_review(recipe: Recipe, values: Mapping[str, Any], family: Ruling) -> None:
     """:raises RecipeError: if who started the run would choose who is asked about it, or that nobody is."""
     for path in _reviewed(values):
-        asked, found = at_path(values, path), recipe
-        for name in path.split("."):
-            found = getattr(found, name)
-        if (None if asked is None else _REVIEWED[path].validate_python(asked)) != found:
+        asked = at_path(values, path)
+        if (None if asked is None else _REVIEWED[path].validate_python(asked)) != attrgetter(path)(recipe):
             cause = (
                 f"the form changes what holds for {family.authority.name}: who starts a run does not choose whom to ask"
             )
