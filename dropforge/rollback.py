@@ -102,12 +102,13 @@ def _move(tracking_uri: str, choice: Choice, reason: str, by: str) -> bool:
         )
     tags = mlflow.get_model_version(family, choice.version).tags
     if tracking.previous_holder(mlflow, family, tags, alias) is None:
-        mlflow.set_model_version_tag(family, choice.version, tracking.previous_tag(alias), current or _NONE)
+        mlflow.set_model_version_tag(family, choice.version, tracking.alias_tag(tracking.TAG_PREVIOUS, alias), current or _NONE)
     if choice.back and current is not None:
         told = {"to": choice.version, "by": by, "at": f"{datetime.now(UTC):%FT%TZ}", "reason": reason}
-        mlflow.set_model_version_tag(family, current, tracking.TAG_ROLLED_BACK, json.dumps(told, ensure_ascii=False))
-    if tracking.TAG_ROLLED_BACK in tags:
-        mlflow.delete_model_version_tag(family, choice.version, tracking.TAG_ROLLED_BACK)
+        mark = tracking.alias_tag(tracking.TAG_ROLLED_BACK, alias)
+        mlflow.set_model_version_tag(family, current, mark, json.dumps(told, ensure_ascii=False))
+    for mark in tracking.alias_tags(mlflow, family, tags, tracking.TAG_ROLLED_BACK, alias):
+        mlflow.delete_model_version_tag(family, choice.version, mark)
     # Last: whoever sees the alias move finds the reason written.
     mlflow.set_registered_model_alias(family, alias, choice.version)
     return True
@@ -122,7 +123,7 @@ def _before(mlflow: MlflowClient, family: str, alias: str, holder: ModelVersion 
     while (number := tracking.previous_holder(mlflow, family, found.tags, alias) or _NONE) not in {_NONE, *seen}:
         seen.add(number)
         found = _version(mlflow, family, number)
-        if tracking.TAG_ROLLED_BACK not in found.tags:
+        if not tracking.alias_tags(mlflow, family, found.tags, tracking.TAG_ROLLED_BACK, alias):
             return found
     raise DataError(
         f"version {holder.version} of {family}",

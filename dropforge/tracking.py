@@ -250,9 +250,21 @@ def short_patience() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def previous_tag(alias: str) -> str:
-    """Name of the tag by which a version says who held an alias before it, or `none`."""
-    return TAG_PREVIOUS if alias == "champion" else f"{TAG_PREVIOUS}.{alias}"
+def alias_tag(name: str, alias: str) -> str:
+    """Name of a version's tag that holds for one alias: `TAG_PREVIOUS` or `TAG_ROLLED_BACK`."""
+    return name if alias == "champion" else f"{name}.{alias}"
+
+
+def alias_tags(mlflow: MlflowClient, family: str, tags: Mapping[str, str], name: str, alias: str) -> list[str]:
+    """The tags of a version by which one alias is told something.
+
+    :param tags: of the version. :param name: `TAG_PREVIOUS` or `TAG_ROLLED_BACK`.
+    """
+    found = [alias_tag(name, alias)] if tags.get(alias_tag(name, alias)) else []
+    if found or alias == "champion" or name not in tags:
+        return found
+    # Versions of before have one tag for any alias: it is this one's where the family has no other.
+    return [] if by_alias(mlflow, family, "champion") is not None else [name]
 
 
 def previous_holder(mlflow: MlflowClient, family: str, tags: Mapping[str, str], alias: str) -> str | None:
@@ -260,11 +272,7 @@ def previous_holder(mlflow: MlflowClient, family: str, tags: Mapping[str, str], 
 
     :param tags: of the version.
     """
-    found = tags.get(previous_tag(alias))
-    if found or alias == "champion" or TAG_PREVIOUS not in tags:
-        return found or None
-    # Versions of before have one tag for any alias: it is this one's where the family has no other.
-    return None if by_alias(mlflow, family, "champion") is not None else tags[TAG_PREVIOUS]
+    return next((tags[tag] for tag in alias_tags(mlflow, family, tags, TAG_PREVIOUS, alias)), None)
 
 
 def champion(tracking_uri: str, family: str, alias: str = "champion") -> Champion | None:
@@ -456,11 +464,12 @@ def _promoted(
     holder = str(current.version) if current is not None else None
     if not verdict.promote or holder == number:
         return previous_holder(mlflow, family, tags, alias)
-    if back := tags.get(TAG_ROLLED_BACK):
+    for tag in alias_tags(mlflow, family, tags, TAG_ROLLED_BACK, alias):
+        chosen = "" if alias == "champion" else f" --alias {alias}"
         raise DropforgeError(
             f"version {number} of {family}",
-            f"it was rolled back ({back})",
-            f"If it should be {alias!r} again: `dropforge rollback {family} --to {number}`",
+            f"it was rolled back ({tags[tag]})",
+            f"If it should be {alias!r} again: `dropforge rollback {family} --to {number}{chosen}`",
         )
     if holder != compared_with:
         raise DropforgeError(
@@ -468,7 +477,7 @@ def _promoted(
             f"it moved from version {compared_with or 'none'} to {holder or 'none'} since the comparison",
             "Clear the task `champion` and those after it to compare again",
         )
-    mlflow.set_model_version_tag(family, number, previous_tag(alias), holder or "none")
+    mlflow.set_model_version_tag(family, number, alias_tag(TAG_PREVIOUS, alias), holder or "none")
     mlflow.set_registered_model_alias(family, alias, number)
     return holder
 

@@ -141,6 +141,27 @@ def test_where_people_approve_a_version_that_never_was_champion_needs_their_yes(
     assert family.roll_back().version == "1"
 
 
+def test_a_rollback_of_one_alias_says_nothing_of_another(family: Family) -> None:
+    for _ in range(3):
+        family.add()
+
+    def stage(to: str) -> None:
+        choice = rollback.choose(family.server, family.store, family.name, "staging", to)
+        rollback.move(family.server, choice, "staging is broken", "ada")
+
+    stage("2")
+    stage("3")
+    stage("2")
+    assert {tag for tag in family.tags("3") if "rolled_back" in tag} == {"dropforge.rolled_back.staging"}
+    family.add()
+    assert family.roll_back().version == "3"  # it held the alias before 4, and nobody rolled it back from there
+    family.roll_back()
+    stage("3")
+    assert tracking.TAG_ROLLED_BACK in family.tags("3")
+    with pytest.raises(DropforgeError, match="it was rolled back"):
+        family.register(number=3, compared_with="2")
+
+
 def test_versions_of_before_know_whom_they_followed_by_one_tag_for_all_aliases(family: Family) -> None:
     for _ in range(2):
         family.add(promote=False)

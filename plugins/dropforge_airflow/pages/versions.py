@@ -17,7 +17,10 @@ RUNS: Final = 100  # runs, the newest
 
 @dataclass(frozen=True)
 class Version:
-    """:param made: seconds since 1970. :param aliases: that point to it now."""
+    """
+    :param made: seconds since 1970. :param aliases: that point to it now.
+    :param rolled_back: who rolled it back, from any alias, when and why; empty if nobody did.
+    """
 
     number: str
     made: float
@@ -100,7 +103,7 @@ def _version(item: Mapping[str, Any], aliases: Mapping[str, list[str]]) -> Versi
         aliases=tuple(sorted(aliases.get(number, []))),
         verdict=tags.get(tracking.TAG_VERDICT, ""),
         previous=tags.get(tracking.TAG_PREVIOUS, ""),
-        rolled_back=tags.get(tracking.TAG_ROLLED_BACK, ""),
+        rolled_back=next((told for tag, told in tags.items() if tag.startswith(tracking.TAG_ROLLED_BACK)), ""),
         checkpoint=tracking.TAG_CHECKPOINT in tags,
     )
 
