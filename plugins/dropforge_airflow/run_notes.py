@@ -70,8 +70,9 @@ def result(state: str, ended: Ended) -> str:
     skipped = sorted(name for name, found in ended.states.items() if found == "skipped")
     if state == "success" and isinstance(listed, Mapping):
         word = "promoted" if listed.get("promoted") else "not promoted"
-        reason = f": {_text(decided['reason'])}" if isinstance(decided, Mapping) and decided.get("reason") else ""
-        return f"version {listed.get('version')}, {word}{reason}"
+        # The verdict of `decide` may still wait for a person.
+        reason = listed.get("reason") or (decided.get("reason") if isinstance(decided, Mapping) else "")
+        return f"version {listed.get('version')}, {word}" + (f": {_text(reason)}" if reason else "")
     if failed:
         reason = f": {_text(ended.failures[failed[0]])}" if failed[0] in ended.failures else ""
         return f"failed in `{failed[0]}`{reason}"

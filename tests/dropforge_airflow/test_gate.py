@@ -89,6 +89,7 @@ def test_the_gates_table_is_what_mlflow_shows(
 
     listed = promote.register(second, events, **context)
     assert (listed["version"], listed["promoted"], listed["previous"]) == ("2", True, "1")
+    assert listed["reason"] == decided[0]["reason"]
     link = run.data.tags[tracking.TAG_COMPARE]
     assert first["mlflow_run"] in link
     assert second["mlflow_run"] in link

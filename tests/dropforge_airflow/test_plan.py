@@ -520,6 +520,14 @@ def test_a_bad_form_names_its_key(store: Store) -> None:
         plan(store, entered(store), overrides={"train": {"clip": -1}})
 
 
+def test_a_bad_configuration_of_a_run_takes_no_drop(store: Store) -> None:
+    drop = entered(store)
+    for more in ({"retrain": "yes"}, {"sweep": "yes"}):
+        with pytest.raises(DataError, match=f"configuration key `{next(iter(more))}`"):
+            plan(store, drop, **more)
+    assert ledger.owner_of(store, "fam", drop.id) is None
+
+
 def test_errors_for_people_are_not_tried_again() -> None:
     with pytest.raises(AirflowFailException, match=r"thing: cause\. mend"), no_retry():
         raise RecipeError("thing", "cause", "mend")

@@ -122,7 +122,7 @@ def make_plan(
     else:
         sourced = find_source(store, bucket, asked, installation)
         drop = sourced or find_drop(store, bucket, asked.drop, asked.family)
-    sweep = sweeps.member(params.get("sweep"))
+    sweep, by_calendar = sweeps.member(params.get("sweep")), _retrain(params.get("retrain"))
     if sweep is not None:
         owner = sweeps.candidate_run(sweep["by"])  # all trials share the claim, so that the best need not train again
     taken = ledger.claim(store, drop.family, drop.id, owner, again=bool(params.get("again")))
@@ -183,11 +183,22 @@ def make_plan(
         recipe=recipe.plain(),
         start=None if start is None else asdict(start),
         parts=[part.model_dump() for part in drop.parts],
-        retrain=params.get("retrain"),
+        retrain=by_calendar,
         sweep=sweep,
         date=taken.at[:10],
         again=bool(params.get("again")),
     )
+
+
+def _retrain(values: Any) -> dict[str, Any] | None:
+    """What a run's configuration says of the calendar that started it; None for a run that it did not start."""
+    if values and not isinstance(values, dict):
+        raise DataError(
+            "configuration key `retrain`",
+            "it was not written by the calendar",
+            "Leave it out, or start the calendar's DAG",
+        )
+    return values or None
 
 
 def check_amounts(drop: Drop, recipe: Recipe, limits: RunLimits) -> None:

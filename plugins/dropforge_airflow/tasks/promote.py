@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from dropforge import approval, gangs, layout, promotion
 from dropforge.costs import Tariff
@@ -48,11 +48,12 @@ class Decided(TypedDict):
 
 
 class Listed(TypedDict):
-    """What the registry made of the candidate."""
+    """What the registry made of the candidate. :param reason: of the verdict, with the reviewer's word."""
 
     version: str
     promoted: bool
     previous: str | None
+    reason: NotRequired[str]
 
 
 def decide(opened: Opened) -> Decided:
@@ -155,7 +156,7 @@ def register(opened: Opened, outlet_events: Any = None, **context: Any) -> Liste
     }
     if listed.promoted:
         tell(texts.promoted(where(context), listed.version, alias, listed.previous, verdict.reason), context)
-    return Listed(version=listed.version, promoted=listed.promoted, previous=listed.previous)
+    return Listed(version=listed.version, promoted=listed.promoted, previous=listed.previous, reason=verdict.reason)
 
 
 def _registered(tracking_uri: str, spec: RunSpec, report: Mapping[str, Any], listed: Registered) -> Lineage:

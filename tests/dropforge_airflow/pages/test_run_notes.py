@@ -36,6 +36,16 @@ def test_its_plan_says_what_it_trains() -> None:
         ("success", Ended({"register": {"version": "2", "promoted": True}}), "version 2, promoted"),
         (
             "success",
+            Ended(
+                {
+                    "register": {"version": "3", "promoted": False, "reason": "boss said no"},
+                    "decide": {"reason": "awaiting approval"},
+                }
+            ),
+            "version 3, not promoted: boss said no",
+        ),
+        (
+            "success",
             Ended({"register": {"version": "3", "promoted": False}, "decide": {"reason": "worse by 54%"}}),
             "version 3, not promoted: worse by 54%",
         ),
