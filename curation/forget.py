@@ -6,10 +6,11 @@ every unit keeps the side that it had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from curation import increments
 from curation.engines.choice import choose, opened
@@ -27,17 +28,25 @@ from dropforge.store import Store
 
 
 def again(
-    store: Store, family: str, *, workdir: Path, say: Callable[[str], None], forget: bytes | None = None
+    store: Store,
+    family: str,
+    *,
+    workdir: Path,
+    say: Callable[[str], None],
+    forget: bytes | None = None,
+    check: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> Manifest:
     """Curate all drops of a family again, with the recipe of its newest version.
 
     :param forget: content key or name of a group (16 bytes) whose rows end as `forgotten` from now on; without one the
         same versions come out, and what is missing of their state is stored again.
+    :param check: looks at the recipe whose kernels will run here; it may raise.
     :raises DataError: if there is no such family, or a drop is gone.
     """
     head = newest(store, family)
     if forget is not None and forget.hex() in head.manifest.rules.get("forgotten", ()):
         return head.manifest
+    check(head.recipe)
     recipe = build_recipe(dict(head.recipe))
     rules, sets, own = prepared(store, recipe, workdir)
     rules = _forgetting(rules, head.manifest, forget)

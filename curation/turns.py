@@ -7,7 +7,8 @@ tool_calls, function_call                           `tool_calls`: OpenAI's list,
                                                     `parameters`, `args` or `input` are arguments as well
 tool_call_id, name                                  the same
 reasoning_content, reasoning, thinking, thoughts    `reasoning_content`
-weight, train, training, trainable, loss            `train: false` where it is 0 or false; 1 and true are the rule
+weight, train, training, trainable, loss            `train: false` of an answer where it is 0 or false; 1 and true are
+                                                    the rule
 ==================================================  ================================================================
 
 Columns of Parquet give every object all keys of its column, so there a key without a value is not there, at any depth;
@@ -82,7 +83,7 @@ def beside(message: Mapping[Any, Any], role: str = "assistant", nulls: bool = Fa
         cause = "a message of the channel 'analysis' is a thought: write it as `thinking` of the answer behind it"
         raise RejectError(Reason.BAD_MESSAGES, cause)
     flags = _flags(message)
-    if not all(flags.values()):
+    if role == "assistant" and not all(flags.values()):
         found["train"] = False
     others += _asked(flags, role)
     unknown = (*others, *(str(key) for key, value in message.items() if key not in KNOWN and value is not None))
@@ -111,7 +112,10 @@ def both(one: Beside | None, other: Beside | None) -> Beside | None:
 
 
 def _asked(flags: Mapping[str, bool], role: str) -> list[str]:
-    """Flags that ask to learn what somebody else than the assistant says: the recipe decides that for all rows."""
+    """Flags that ask to learn what somebody else than the assistant says: the recipe decides that for all rows.
+
+    Those that ask for the contrary say what holds without them.
+    """
     return [] if role == "assistant" else [f"{key} of {role}" for key, flag in flags.items() if flag]
 
 
@@ -139,7 +143,7 @@ def of_parts(parts: list[dict[Any, Any]], name: str, role: str = "assistant") ->
     if not all(isinstance(text, str) for text in texts):
         raise RejectError(Reason.BAD_FIELD, f"{name} is a list, not text")
     flags = [_flags(part) for part in parts]
-    learned = {all(of_part.values()) for of_part in flags}
+    learned = {role != "assistant" or all(of_part.values()) for of_part in flags}
     if len(learned) > 1:
         mend = "is learned whole or not at all: make it several messages"
         raise RejectError(Reason.BAD_FIELD, f"{name} has parts of weight 0 beside others, and a message {mend}")

@@ -102,7 +102,9 @@ def _move(tracking_uri: str, choice: Choice, reason: str, by: str) -> bool:
         )
     tags = mlflow.get_model_version(family, choice.version).tags
     if tracking.previous_holder(mlflow, family, tags, alias) is None:
-        mlflow.set_model_version_tag(family, choice.version, tracking.alias_tag(tracking.TAG_PREVIOUS, alias), current or _NONE)
+        mlflow.set_model_version_tag(
+            family, choice.version, tracking.alias_tag(tracking.TAG_PREVIOUS, alias), current or _NONE
+        )
     if choice.back and current is not None:
         told = {"to": choice.version, "by": by, "at": f"{datetime.now(UTC):%FT%TZ}", "reason": reason}
         mark = tracking.alias_tag(tracking.TAG_ROLLED_BACK, alias)

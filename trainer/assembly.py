@@ -117,6 +117,8 @@ def assemble(
     if frozen:
         console.say(f"{len(frozen)} weights are frozen, because the text does not reach them: {', '.join(frozen[:3])}")
     describe(console, built, plan, attention, loss, prepared)
+    if settings.train.loss_on == "all":
+        console.say("all messages are learned, questions too: a weight of 0 counts on answers alone (train.loss_on)")
     if unseen := unseen_tokens(settings, prepared):
         console.say(f"no training row has these new tokens, whose rows stay as they begin: {', '.join(unseen)}")
     digest = plan.digest(prepared.plan_content)

@@ -56,6 +56,7 @@ from trainer.compat import check_versions, quiet_libraries
 from trainer.config import Settings, read_settings
 from trainer.data.chat import tell_left_out
 from trainer.data.rows import Row, check_keys, load_manifest, read_rows
+from trainer.data.template import UNWRITTEN
 from trainer.data.user_code import UserCode, user_code
 from trainer.launch import Verdict, write_termination_message
 from trainer.rank import ending
@@ -63,7 +64,7 @@ from trainer.report.artifacts import keep_files
 from trainer.report.console import Console, warn
 from trainer.report.samples import name_of, table_json
 from trainer.row_slices import sliced
-from trainer.row_sums import NAME, Columns, answered_columns, figure, measured_columns, placed, plain
+from trainer.row_sums import NAME, Columns, answered_columns, figure, measured_columns, placed, plain, read_bytes
 from trainer.state.stop import StopSignal
 
 if TYPE_CHECKING:
@@ -140,23 +141,25 @@ def _compare(
                 shared = _kept(again.figures)
                 compared = in_slices = {**columns, "candidate": placed(again.columns, places, len(rows))}
             elif "problem" not in {**champion, **candidate}:
-                both = _read_by_both(measured, other, places, _places(own or (), known))
-                if both.otherwise:
-                    console.say(
-                        f"candidate and champion read {both.otherwise:,} of {len(both.rows):,} rows with more or less "
-                        "text, cut or without thoughts: their figures are of what each reads"
-                    )
-                if told := both.told(measured, other):
+                both = _Alike.of("evaluation rows", measured.read, other.read, places)
+                in_held = _Alike.of(
+                    "rows of the holdout", measured.held_read, other.held_read, _places(own or (), known)
+                )
+                for told in filter(None, (both.told, in_held.told)):
                     console.say(told)
+                if told := "; ".join(filter(None, (both.narrower, in_held.narrower))):
+                    console.say(told)
+                    some = [rows[place] for place in both.places]
+                    ours = None if own is None else [own[place] for place in in_held.places]
                     again, other = (
-                        measure(name, uri, *both.of(rows, own), answering=False)
+                        measure(name, uri, some, ours, answering=False)
                         for name, uri in (("candidate", order["candidate"]), ("champion", order["champion"]["model"]))
                     )
                     shared = _kept(again.figures, _OF_ROWS)
                     champion = {key: value for key, value in champion.items() if not key.startswith(_OF_ROWS)}
                     champion |= _kept(other.figures, _OF_ROWS)
-                    columns["champion"] |= placed(other.columns, both.rows, len(rows))
-                    mine = {**columns["candidate"], **placed(again.columns, both.rows, len(rows))}
+                    columns["champion"] |= placed(other.columns, both.places, len(rows))
+                    mine = {**columns["candidate"], **placed(again.columns, both.places, len(rows))}
                     compared = in_slices = {**columns, "candidate": mine}
         except (OtherTaskError, NoTargetError) as error:
             champion = {"problem": str(error)}
@@ -214,49 +217,48 @@ def _sliced(
 
 
 @dataclass(frozen=True)
-class _Both:
-    """Places of the rows that candidate and champion both read. :param held: of the holdout.
+class _Alike:
+    """Rows that candidate and champion both read alike; of which most are cut for one, or written without thoughts, all
+    that both read.
 
-    :param otherwise: how many of them one reads with more text than the other.
+    :param what: they are. :param places: of them. :param candidate, champion: how many each reads.
+    :param otherwise: how many of `places` one reads with more text than the other.
     """
 
-    rows: list[int]
-    held: list[int]
+    what: str
+    places: list[int]
+    candidate: int
+    champion: int
     otherwise: int = 0
 
-    def of(self, rows: Sequence[Row], held: Sequence[Row] | None) -> tuple[list[Row], list[Row] | None]:
-        """Those rows of all."""
-        return [rows[place] for place in self.rows], [held[place] for place in self.held] if held else None
+    @classmethod
+    def of(cls, what: str, mine: Mapping[int, int], theirs: Mapping[int, int], given: Sequence[int]) -> _Alike:
+        """:param mine, theirs: as of `MeasuredModel`. :param given: (K,) places of what the champion was given."""
+        theirs = {given[place]: size for place, size in theirs.items()}
+        both = sorted(mine.keys() & theirs.keys())
+        alike = [place for place in both if mine[place] == theirs[place]]
+        places, otherwise = (alike, 0) if 2 * len(alike) >= len(both) else (both, len(both) - len(alike))
+        return cls(what, places, len(mine), len(theirs), otherwise)
 
-    def told(self, candidate: MeasuredModel, champion: MeasuredModel) -> str:
-        """What is said of it; nothing where both read the same. :raises NoTargetError: if there are none."""
-        told = []
-        for what, both, mine, theirs in (
-            ("evaluation rows", self.rows, candidate.read, champion.read),
-            ("rows of the holdout", self.held, candidate.held_read, champion.held_read),
-        ):
-            if len(mine) == len(both) == len(theirs):
-                continue
-            said = f"the candidate reads {len(mine):,} {what}, the champion {len(theirs):,}"
-            if not both:
-                raise NoTargetError("champion", f"{said}, and none of them is the same", "Compare them by hand")
-            told.append(f"{said}: they are compared on the {len(both):,} that both read alike")
-        return "; ".join(told)
+    @property
+    def narrower(self) -> str:
+        """What is said where these are not all; empty if they are. :raises NoTargetError: if there are none."""
+        if self.candidate == len(self.places) == self.champion:
+            return ""
+        said = f"the candidate reads {self.candidate:,} {self.what}, the champion {self.champion:,}"
+        if not self.places:
+            raise NoTargetError("champion", f"{said}, and none of them is the same", "Compare them by hand")
+        return f"{said}: they are compared on the {len(self.places):,} that both read alike"
 
-
-def _read_by_both(
-    candidate: MeasuredModel, champion: MeasuredModel, places: Sequence[int], held_places: Sequence[int]
-) -> _Both:
-    """Rows that both read alike; of which most are cut for one, or written without thoughts, all that both read.
-
-    :param places: (K,) where the rows that the champion was given stand. :param held_places: those of the holdout.
-    """
-    theirs = {places[place]: place for place in champion.read}
-    both = sorted(candidate.read & theirs.keys())
-    mine, its = candidate.columns.get("bytes"), champion.columns.get("bytes")
-    alike = both if mine is None or its is None else [row for row in both if mine[row] == its[theirs[row]]]
-    held = sorted(candidate.held_read & {held_places[place] for place in champion.held_read})
-    return _Both(alike, held) if 2 * len(alike) >= len(both) else _Both(both, held, len(both) - len(alike))
+    @property
+    def told(self) -> str:
+        """What is said of those that are read otherwise; empty if there are none."""
+        if not self.otherwise:
+            return ""
+        return (
+            f"candidate and champion read {self.otherwise:,} of {len(self.places):,} {self.what} with more or less "
+            "text, cut or without thoughts: their figures are of what each reads"
+        )
 
 
 def _places(rows: Sequence[Row], labels: Sequence[str] | None) -> list[int]:
@@ -298,15 +300,17 @@ class MeasuredModel:
     """What came of one model. :param figures: as JSON values; of a classifier also `unseen_labels`, the rows left out
     for a label that it does not know. :param tokenizer: a digest of its tokenizer. :param labels: those it knows.
     :param columns: what each row adds to its figures; none without a finite loss.
-    :param read, held_read: places of the rows, and of those of the holdout, that it was measured on."""
+    :param read, held_read: of the rows, and of those of the holdout, that it was measured on, the UTF-8 bytes that it
+    was measured by; 0 of a classifier's. :param notes: what of the rows it does not read."""
 
     figures: dict[str, Any]
     tokenizer: str
     answers: Answers | None = None
     labels: tuple[str, ...] | None = None
     columns: Columns = field(default_factory=dict)
-    read: frozenset[int] = frozenset()
-    held_read: frozenset[int] = frozenset()
+    read: Mapping[int, int] = field(default_factory=dict)
+    held_read: Mapping[int, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class NoTargetError(RecipeError):
@@ -494,8 +498,9 @@ def measure_model(
     tokens = encode_eval(tokenizer, rows, settings, labels)
     if not len(tokens):
         raise NoTargetError(f"{name} {uri}", "no evaluation row has a target for it", "Check `train.loss_on`")
-    if lost := tell_left_out("evaluation rows", tokens.facts):
-        console.say(f"{name}: {lost}")
+    notes = _read_otherwise(tokens.facts)
+    for note in notes:
+        console.say(f"{name}: {note}")
     check_vocabulary(built.model, int(tokens.ids.max()))
     # Models are measured alike, whatever attention one of them was trained with, and perhaps without its GPU.
     attention = examine(built, replace(settings, train=replace(settings.train, attention="auto")))
@@ -540,10 +545,10 @@ def measure_model(
         problem = f"its loss on these rows is {found.loss}"
         figures = {**{key: value for key, value in figures.items() if not key.startswith(_KEPT)}, "problem": problem}
         console.say(f"{name} {uri}: {problem}")
-        return MeasuredModel(figures, digest, labels=labels)
+        return MeasuredModel(figures, digest, labels=labels, notes=notes)
     assert found.each is not None
     columns = measured_columns(tokens, found.each, len(rows))
-    read, held_read = frozenset(tokens.rows.tolist()), frozenset[int]()
+    read, held_read = read_bytes(tokens), dict[int, int]()
     if held is not None:
         others = encode_eval(tokenizer, held, settings, labels)
         if not len(others):
@@ -552,9 +557,9 @@ def measure_model(
         told = _held_out(measured(others, alone=False), int(others.facts.get("unseen_labels") or 0))
         console.say(f"{name}, holdout: " + "  ".join(f"{key} {value:.4f}" for key, value in told.items()))
         figures |= told
-        held_read = frozenset(others.rows.tolist())
+        held_read = read_bytes(others)
     if settings.generation is None:
-        return MeasuredModel(figures, digest, None, labels, columns, read, held_read)
+        return MeasuredModel(figures, digest, None, labels, columns, read, held_read, notes)
     console.phase(f"the {name} answers")
     answers = generate(
         loss,
@@ -573,7 +578,18 @@ def measure_model(
     assert answers is not None
     console.say(f"{name}: {answers}")
     columns |= answered_columns(answers, rows)
-    return MeasuredModel({**figures, **answers.plain()}, digest, answers, labels, columns, read, held_read)
+    return MeasuredModel({**figures, **answers.plain()}, digest, answers, labels, columns, read, held_read, notes)
+
+
+def _read_otherwise(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """What of the evaluation rows a model does not read, in a line each."""
+    kinds = {
+        **UNWRITTEN,
+        "cut_conversations": "conversations are longer than its context and are cut",
+        "cut_rows": "rows are longer than its context and are cut",
+    }
+    notes = [f"{facts[kind]:,} {text}" for kind, text in kinds.items() if facts.get(kind)]
+    return tuple(filter(None, (tell_left_out("evaluation rows", facts), *notes)))
 
 
 def _held_out(found: Measured, unseen: int) -> dict[str, float]:

@@ -51,6 +51,15 @@ def measured_columns(tokens: Tokens, each: EachDocument, rows: int) -> dict[str,
     return found if tokens.spelled is None else {**found, "bytes": summed(tokens.spelled)}
 
 
+def read_bytes(tokens: Tokens) -> dict[int, int]:
+    """The UTF-8 bytes that the targets of each row stand for, by the row's place; 0 of a classifier's."""
+    places = dict.fromkeys(tokens.rows.tolist(), 0)
+    if tokens.labels is not None or tokens.spelled is None:
+        return places
+    sizes = np.bincount(tokens.rows, tokens.spelled)
+    return {place: int(sizes[place]) for place in places}
+
+
 def answered_columns(answers: Answers, rows: Sequence[Row]) -> dict[str, NDArray[np.float64]]:
     """Columns of the scores of generated answers. :param rows: those of the comparison, whose first ones were asked."""
     asked = [place for place, row in enumerate(rows) if held_out(row) is not None][: len(answers.prompts)]

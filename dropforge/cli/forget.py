@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,7 +56,8 @@ def forget(
         raise DataError("forget", "it takes a row or a `--group`", "Give one of them")
     connection = connect(state)
     store, uri = connection.store, connection.settings.tracking_uri
-    _check_kernels(store, family, made.newest(store, family).recipe, code)
+    check = partial(_check_kernels, store, family, code)
+    check(made.newest(store, family).recipe)
     name = made.key_of(store, family, row) if row is not None else made.name_of(store, family, group or "")
     found = made.held(store, family, key=name if group is None else None, group=group)
     if group is not None and not found.holding:
@@ -65,7 +67,7 @@ def forget(
     with asking_mlflow(uri):  # whoever forgets wants the list: it must answer before hours of work begin
         lineage.registered(tracking.client(uri))
     with tempfile.TemporaryDirectory(prefix="forget-") as folder:
-        manifest = made.again(store, family, workdir=Path(folder), say=_say, forget=name)
+        manifest = made.again(store, family, workdir=Path(folder), say=_say, forget=name, check=check)
     console.print(
         f"Version {manifest.digest}: {manifest.counts.get('forgotten', 0):,} rows of the family are forgotten."
     )
@@ -87,9 +89,9 @@ def forget(
         console.print(Text(f"Still running with them, to become a model: {run}. `dropforge stop {run}` ends it"))
 
 
-def _check_kernels(store: Store, family: str, recipe: Mapping[str, Any], agreed: str | None) -> None:
+def _check_kernels(store: Store, family: str, agreed: str | None, recipe: Mapping[str, Any]) -> None:
     """
-    :param recipe: of the family's newest version. :param agreed: SHA-256 of a wheel that the user knows.
+    :param agreed: SHA-256 of a wheel that the user knows. :param recipe: of the family's newest version.
     :raises DropforgeError: if it has curation kernels that the family's own recipe has not: a form named them for pods,
         or whoever may write datasets, and here they would run with the user's keys.
     """
@@ -151,7 +153,8 @@ def rebuild(
     except ImportError:
         raise DropforgeError("rebuild", "curation is not installed", "Install `dropforge[curation]`") from None
     store = connect(state).store
-    _check_kernels(store, family, made.newest(store, family).recipe, code)
     with tempfile.TemporaryDirectory(prefix="rebuild-") as folder:
-        manifest = made.again(store, family, workdir=Path(folder), say=_say)
+        manifest = made.again(
+            store, family, workdir=Path(folder), say=_say, check=partial(_check_kernels, store, family, code)
+        )
     console.print(f"Version {manifest.digest}")

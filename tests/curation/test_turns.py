@@ -291,6 +291,15 @@ def test_a_question_that_asks_to_be_learned_is_told() -> None:
     assert canonical(chat({"role": "user", "content": parts}, ANSWER)).unknown == ("messages.weight of user",)
 
 
+def test_a_question_that_asks_not_to_be_learned_is_as_one_that_says_nothing() -> None:
+    """Also where its parts do not agree, and beside a neighbour with which it is one question."""
+    silent = {**ASK, "weight": 0}
+    assert canonical(chat(silent, {**ANSWER, "weight": 1})) == canonical(chat(ASK, ANSWER))
+    assert canonical(chat(ASK, silent, ANSWER)) == canonical(chat(ASK, ASK, ANSWER))
+    parts = [{"type": "text", "text": ASK["content"], "train": False}, {"type": "text", "text": ""}]
+    assert canonical(chat({"role": "user", "content": parts}, ANSWER)) == canonical(chat(ASK, ANSWER))
+
+
 @pytest.mark.parametrize("column", ["image", "images", "Audio", "videos"])
 def test_a_message_that_speaks_of_a_picture_is_refused_by_name(make: Make, store: FolderStore, column: str) -> None:
     mark = f"<{column.lower().removesuffix('s')}>"

@@ -8,12 +8,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import yaml
+from airflow.sdk.api.datamodels._generated import DagRun, DagRunType
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from dropforge_airflow.filled import filled
+from dropforge_airflow.tasks import plan as plan_task
 from dropforge_airflow.tasks.data import Curated
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.plan import Plan, make_plan
@@ -526,6 +529,25 @@ def test_a_bad_configuration_of_a_run_takes_no_drop(store: Store) -> None:
         with pytest.raises(DataError, match=f"configuration key `{next(iter(more))}`"):
             plan(store, drop, **more)
     assert ledger.owner_of(store, "fam", drop.id) is None
+
+
+@pytest.mark.parametrize("key", ["sweep", "retrain"])
+def test_no_one_but_a_task_says_that_a_sweep_or_the_calendar_started_a_run(
+    store: Store, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep's trial of a person's own would be compared with the others, and could win."""
+    monkeypatch.setattr(plan_task.connection, "open_store", lambda _: store)
+    monkeypatch.setattr(plan_task, "from_env", lambda: SimpleNamespace(bucket="b", tracking_uri="http://127.0.0.1:9"))
+    entered(store)
+    by = {"by": "sweep__fam", "parent": "0" * 32, "trial": 0, "candidate": False}
+    params: dict[str, Any] = {"drop": "fam/d1", "preset": "tiny", "overrides": None, key: by}
+    run = DagRun.model_construct(run_type=DagRunType.MANUAL)
+    with pytest.raises(AirflowFailException, match=f"configuration key `{key}`: only a task of Dropforge may set it"):
+        plan_task.plan("", params, run_id="eve", dag_run=run)
+    run.run_type = DagRunType.OPERATOR_TRIGGERED
+    with pytest.raises(AirflowFailException) as other:
+        plan_task.plan("", {**params, "drop": "fam/none"}, run_id="eve", dag_run=run)
+    assert "only a task" not in str(other.value)
 
 
 def test_errors_for_people_are_not_tried_again() -> None:

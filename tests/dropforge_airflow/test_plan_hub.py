@@ -6,11 +6,13 @@ import errno
 import json
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.api.datamodels._generated import DagRunType
 from airflow.sdk.exceptions import AirflowFailException
 from dropforge_airflow import connection
 from dropforge_airflow.run_notes import FAILURE
@@ -79,6 +81,15 @@ def test_a_base_that_may_not_be_read_is_asked_for_neither_by_a_sweep_nor_by_the_
     with pytest.raises(AirflowFailException, match=r"`base\.model`.*May be read"):
         retrain.look("fam", {"cron": "0 3 * * *", "recipe": recipe}, {}, at, SimpleNamespace(dag_id="cal"), "run-1")
     assert not asked_for
+
+
+@pytest.mark.parametrize("run_type", [DagRunType.BACKFILL, DagRunType.MANUAL])
+def test_a_retrain_of_the_past_is_refused_and_one_of_now_is_not(run_type: DagRunType) -> None:
+    now = datetime(2026, 11, 30, tzinfo=UTC)
+    with pytest.raises(AirflowFailException, match="the champion of now"):
+        retrain.refuse_past(run_type, now - timedelta(days=9), now)
+    retrain.refuse_past(DagRunType.SCHEDULED, now - timedelta(days=9), now)
+    retrain.refuse_past(DagRunType.MANUAL, now, now)
 
 
 @pytest.mark.parametrize(

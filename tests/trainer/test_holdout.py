@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,29 @@ def test_rows_that_the_candidate_was_trained_on_are_left_out_for_both(trained: T
     assert (found["holdout"]["rows"], found["holdout"]["trained_on"]) == (MOST - 5, 5)
     alone = compared(trained, "unknown", holdout=held(trained, high[: MOST - 5]))
     assert figures(found["candidate"], "holdout") == pytest.approx(figures(alone["candidate"], "holdout"), abs=1e-5)
+
+
+def test_rows_that_a_shorter_context_cuts_are_compared_by_none(
+    trained: Toy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same weights have the same figures, also where all rows of the drop are read alike."""
+    shorter, model = tmp_path / "shorter", f"{trained.files('more').uri}/model"
+    shutil.copytree(model.removeprefix("file://"), shorter)
+    config = json.loads((shorter / "config.json").read_text())
+    (shorter / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 58}))
+    brief = [
+        {"messages": [{"role": "user", "content": f"{n}"}, {"role": "assistant", "content": "yes"}]} for n in range(9)
+    ]
+    small = Toy(trained.root, write_dataset(trained.store, {"train": brief[:4], "eval": brief[4:]}))
+    named = held(trained, [*sample_rows(30, seed=2), *brief])
+    uri, files = small.run("cut", evaluate={"max_rows": 60, "holdout": named}), small.files("cut")
+    order = {"run": uri, "candidate": model, "champion": {"version": "3", "model": str(shorter)}}
+    files.put("evaluate.json", json.dumps(order).encode())
+    result = evaluate.evaluate(f"{files.uri}/evaluate.json", StopSignal(), Console())
+    assert "rows of the holdout, the champion 39: they are compared on the" in capsys.readouterr().out
+    for metric in ("holdout/loss", "eval/loss"):
+        assert result["champion"][metric] == pytest.approx(result["shared"][metric], rel=1e-6)
+    assert result["candidate"]["holdout/loss"] != pytest.approx(result["shared"]["holdout/loss"], rel=1e-4)
 
 
 def test_a_set_that_says_nothing_is_refused(trained: Toy) -> None:

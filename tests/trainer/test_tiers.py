@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +20,7 @@ from dropforge.store import FolderStore
 from trainer.config import FastCheckpoints
 from trainer.gang import Gang
 from trainer.state.checkpoint import Checkpoints
-from trainer.state.fast import Fast, open_fast
+from trainer.state.fast import Fast, open_fast, own_folder
 from trainer.state.grace import LastSave, last_save
 from trainer.state.resume import Restored, restore
 from trainer.state.saver import Saver
@@ -257,6 +259,28 @@ def test_a_fast_folder_that_is_not_there_is_refused_on_every_rank(tmp_path: Path
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(ask, range(2)))
     assert sorted(told) == [0, 1]
+
+
+def test_a_fast_folder_that_others_may_write_is_refused(tmp_path: Path, durable: Checkpoints) -> None:
+    """In a folder that all share, another user's link in it would lead a training to files of this one."""
+    own = own_folder(str(tmp_path))
+    refused = pytest.raises(RecipeError, match=rf"cannot be used on .*{own.name} in it was made by another user, or")
+    own.symlink_to(tmp_path)
+    with refused:
+        open_fast(durable, Gang(), str(tmp_path), 1)
+    own.unlink()
+    own.mkdir()
+    own.chmod(0o777)
+    with refused:
+        open_fast(durable, Gang(), str(tmp_path), 1)
+    own.chmod(0o700)
+    if os.geteuid() == 0:
+        os.chown(own, 12345, 12345)
+        with refused:
+            open_fast(durable, Gang(), str(tmp_path), 1)
+    shutil.rmtree(own)
+    assert open_fast(durable, Gang(), str(tmp_path), 1).store.root.parent == own
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(

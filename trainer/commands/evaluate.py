@@ -149,7 +149,9 @@ def _measure(model: str, spec: RunSpec, settings: Settings, rows: list[Any], cod
         if settings.generation is not None and settings.task == "classification":
             raise RecipeError("option --answers", f"{model} is a classifier, which writes no text", "Leave it out")
         measured = measure_model("model", str(folder), rows, settings, StopSignal(), Console(quiet=True), code)
-    about = {"model": model, "dataset": spec.dataset_digest, "run": spec.run or None}
+    for note in measured.notes:
+        print(f"{escape(model)}: {escape(note)}", file=sys.stderr)
+    about = {"model": model, "dataset": spec.dataset_digest, "run": spec.run or None, "notes": [*measured.notes]}
     table = None if measured.answers is None else measured.answers.table()
     answers = {} if table is None else {"answers": [dict(zip(table["columns"], r, strict=True)) for r in table["data"]]}
     return {**about, **measured.figures, **answers}

@@ -1,12 +1,14 @@
 """The fast tier: a folder of each node's own that takes checkpoints often, beside the durable place for all nodes.
 
-It holds what this node's ranks wrote, under `FOLDER/dropforge/RUN/checkpoints/`. Nothing relies on it: a copy that is
-gone or broken is read from the durable place, and a save that it cannot take goes there at once.
+It holds what this node's ranks wrote, under `FOLDER/dropforge-UID/RUN/checkpoints/`, where others may not write: in
+`/dev/shm`, which all users share, one could lead the trainer to other files. Nothing relies on it: a copy that is gone
+or broken is read from the durable place, and a save that it cannot take goes there at once.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +20,7 @@ from dropforge.store import FolderStore
 from trainer.gang import Gang
 from trainer.state.checkpoint import Checkpoints, Seal
 
-_OWN: Final = "dropforge"
+_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Fast:
@@ -28,7 +30,7 @@ class Fast:
     """
 
     def __init__(self, durable: Checkpoints, folder: str, keep: int) -> None:
-        self.store = FolderStore(Path(folder) / _OWN / durable.run)
+        self.store = FolderStore(own_folder(folder) / durable.run)
         self.checkpoints = replace(durable, store=self.store, bad=set(), pause=0.0)
         self.keep = keep
 
@@ -64,17 +66,34 @@ class Fast:
             self.store.root.parent.rmdir()  # unless another run is there
 
 
+def own_folder(folder: str) -> Path:
+    """Where this user's runs have theirs."""
+    return Path(folder) / f"dropforge-{os.geteuid()}"
+
+
+def _problem(folder: str) -> str | None:
+    """Why there can be no fast tier in a folder; makes this user's own there."""
+    if not Path(folder).is_dir():
+        return "there is no such folder"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return "it may not be written to"
+    own = own_folder(folder)
+    try:
+        own.mkdir(mode=0o700, exist_ok=True)
+        found = own.lstat()
+    except OSError as error:
+        return str(error.strerror or error)
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS:
+        return None
+    return f"{own.name} in it was made by another user, or others may write there"
+
+
 def open_fast(durable: Checkpoints, gang: Gang, folder: str, keep: int) -> Fast:
     """The fast tier of this rank's node; a collective.
 
     :raises RecipeError: on every rank, naming the nodes where there is no such folder, or one that nobody may write to.
     """
-    problem = None
-    if not Path(folder).is_dir():
-        problem = "there is no such folder"
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        problem = "it may not be written to"
-    told = gang.gather((os.uname().nodename, problem))
+    told = gang.gather((os.uname().nodename, _problem(folder)))
     lacking = sorted({f"{name} ({why})" for name, why in told if why})
     if lacking:
         raise RecipeError(

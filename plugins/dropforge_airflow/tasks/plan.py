@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from airflow.sdk.exceptions import AirflowSkipException
 from kubeflow_training.jobs.local import LocalCluster
@@ -40,6 +40,9 @@ from dropforge_airflow.filled import Filled, filled
 from dropforge_airflow.tasks.batches import divided
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.recipe import Installation, find_ruling, resolve_recipe
+
+if TYPE_CHECKING:
+    from airflow.sdk.types import DagRunProtocol
 
 log = logging.getLogger(__name__)
 
@@ -74,14 +77,18 @@ def plan(
     params: Mapping[str, Any] | None = None,
     partition_key: str | None = None,
     run_id: str | None = None,
+    dag_run: DagRunProtocol | None = None,
 ) -> Plan:
     """The task: choose the drop, claim it, resolve the recipe. :param families: folder of the families' files."""
     assert params is not None
     assert run_id is not None
+    assert dag_run is not None
     from dropforge import tracking
 
     settings = from_env()
     with no_retry():
+        if dag_run.run_type != "operator_triggered":
+            refuse_foreign_origin(params)
         return make_plan(
             connection.open_store(settings.bucket),
             settings.bucket,
@@ -188,6 +195,19 @@ def make_plan(
         date=taken.at[:10],
         again=bool(params.get("again")),
     )
+
+
+def refuse_foreign_origin(params: Mapping[str, Any]) -> None:
+    """Refuse what says that a sweep or the calendar started a run which no task did: its figures would count for them.
+
+    :raises DataError: naming the key.
+    """
+    for key, mend in (
+        ("sweep", "Start sweeps with `dropforge sweep`"),
+        ("retrain", "Leave it out, or start the calendar's DAG"),
+    ):
+        if params.get(key):
+            raise DataError(f"configuration key `{key}`", "only a task of Dropforge may set it", mend)
 
 
 def _retrain(values: Any) -> dict[str, Any] | None:

@@ -66,7 +66,7 @@ def look(
 
     assert params is not None
     assert run_id is not None
-    refuse_past(str(dag_run.run_type), dag_run.logical_date, datetime.now(UTC))
+    refuse_past(dag_run.run_type, dag_run.logical_date, datetime.now(UTC))
     settings = from_env()
     store = connection.open_store(settings.bucket)
     run = retrains.run_id(name, run_id)
@@ -106,7 +106,7 @@ def refuse_past(run_type: str, logical_date: datetime | None, now: datetime) -> 
     model would be judged and perhaps promoted.
     """
     past = run_type == "manual" and logical_date is not None and now - logical_date > _PAST
-    if run_type.startswith("backfill") or past:
+    if run_type == "backfill" or past:
         raise AirflowFailException(
             f"A {'run for a past date' if past else 'backfill'}: a retrain looks at the drops and the champion of now,"
             " and would be compared with today's champion. Trigger a run without a date, and `force` it if it must be"

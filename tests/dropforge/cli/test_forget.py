@@ -172,3 +172,22 @@ def test_kernels_that_the_family_did_not_name_are_not_run_here(
         assert "own-1-py3-none-any.whl" in str(terminal(*known).exception)  # which is looked for now
         assert "would run here" not in str(terminal(*known).exception)
         family_recipe.write(s3_store, family, own, "tiny", "ann")
+
+
+def test_a_version_that_comes_meanwhile_brings_no_kernels_along(
+    terminal: Terminal, s3_store: S3Store, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import curation.forget as made
+
+    add(s3_store, family, "d1", ROWS, tmp_path)
+    held = made.held
+
+    def later(*given: Any, **named: Any) -> Any:
+        head = json.loads(s3_store.get(layout.head_key(family)))
+        wheel = {"wheel": f"{s3_store.uri}/own-1-py3-none-any.whl", "sha256": "ab" * 32}
+        head["recipe"] |= {"code": wheel, "curation": {**head["recipe"]["curation"], "kernels": ["tidy"]}}
+        s3_store.put(layout.head_key(family), json.dumps(head).encode())
+        return held(*given, **named)
+
+    monkeypatch.setattr(made, "held", later)
+    assert "would run here with your keys" in str(terminal("forget", family, "--group", "patient-1").exception)
