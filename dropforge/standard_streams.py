@@ -10,12 +10,14 @@ from contextlib import suppress
 
 def hold_standard_streams() -> None:
     """Open `/dev/null` in place of each that is closed: else the next file takes its number, and what is printed."""
-    for number in range(3):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
             os.set_inheritable(number, True)
+        if getattr(sys, name) is None:  # as Python has it then
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 def escape_unencodable() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from trainer.data.chat import Document, TemplateEncoder, documents
@@ -48,3 +48,18 @@ def test_rows_with_letters_that_the_tokenizer_does_not_know_are_counted(task: st
     facts = {}
     assert len(list(TASKS[task](tokenizer("</s>"), rows, facts))) == 4  # as GPT-2's: it may be an end
     assert facts["unknown_letters"] == 0
+
+
+def test_answers_that_a_tokenizer_changes_are_counted() -> None:
+    """As T5's does, which makes one space of all white space and has one form of letters that look alike."""
+    answers = ["select name", "select name\nfrom a", "select  name", "from １", "from a", " from a\n"]
+    made = Tokenizer(models.Unigram())
+    made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")])
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    known = trainers.UnigramTrainer(vocab_size=60, special_tokens=["<unk>", "</s>", "<pad>"], unk_token="<unk>")
+    made.train_from_iterator([*answers, "how many", "from 1"] * 20, known)
+    found = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", eos_token="</s>", pad_token="<pad>")
+    facts: dict[str, Any] = {}
+    assert len(list(pairs(for_seq2seq(found), [row("how many", answer) for answer in answers], 64, facts))) == 6
+    assert (facts["changed_answers"], facts["unknown_letters"]) == (3, 0)

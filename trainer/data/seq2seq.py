@@ -85,12 +85,17 @@ class Sources:
 
 @dataclass(frozen=True)
 class _Pair:
-    """What a row says in full length. :param said: UTF-8 bytes of the answer."""
+    """What a row says in full length. :param text: of the source."""
 
     text: str
+    answer: str
     source: Sequence[int]
     target: Sequence[int]
-    said: int
+
+    @property
+    def said(self) -> int:
+        """UTF-8 bytes of the answer."""
+        return len(self.answer.encode())
 
 
 def pairs(tokenizer: Any, rows: Iterable[Row], length: int, facts: dict[str, Any]) -> Iterator[Document]:
@@ -122,7 +127,9 @@ def pairs(tokenizer: Any, rows: Iterable[Row], length: int, facts: dict[str, Any
             leave_out(row, "its prompt has no token", facts)
             continue
         count_unwritten(reader.unwritten(row), facts)
-        facts["unknown_letters"] += unknown is not None and (unknown in found.source or unknown in found.target)
+        lacking = unknown is not None and (unknown in found.source or unknown in found.target)
+        facts["unknown_letters"] += lacking
+        facts["changed_answers"] += not lacking and reader.changed(found)
         lost = len(found.target) - len(target)
         facts["documents"] += 1
         facts["tokens"] += len(source) + len(target)
@@ -163,7 +170,7 @@ class _Reader:
                     yield index, row, found
                 else:
                     text, answer = found
-                    yield index, row, _Pair(text, next(sources), next(targets), len(answer.encode()))
+                    yield index, row, _Pair(text, answer, next(sources), next(targets))
 
     def _asked(self, row: Row) -> tuple[str, str] | str:
         """The texts of source and target, or why a row has none."""
@@ -179,6 +186,11 @@ class _Reader:
             return self.sources.text(parts[0]), parts[1]
         except UnusableChatError as error:
             return str(error)
+
+    def changed(self, pair: _Pair) -> bool:
+        """Whether the tokens of an answer are read as another text, but for white space at its ends."""
+        how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return bool(self.tokenizer.decode(pair.target, **how).strip() != pair.answer.strip())
 
     def unwritten(self, row: Row) -> frozenset[str]:
         """What a row with a pair says that is left out of it, by names of `UNWRITTEN`."""

@@ -77,6 +77,8 @@ UNWRITTEN: Final = {
     "unwritten_indents": "rows have answers that begin with white space, which the chat template leaves out",
     "unknown_letters": "rows have letters that the tokenizer does not know: it reads, and learns, its unknown token "
     "in their place",
+    "changed_answers": "rows have answers that the tokenizer does not give back as they are, such as line breaks or "
+    "several spaces: the model learns what it gives",
 }
 _ROLES: Final = ("system", "user", "assistant", "tool")
 _COUNTED: Final = {
