@@ -40,6 +40,9 @@ _OTHERS: Final = {
     "`completion`",
     ("object", "choices"): "it is a response of OpenAI's API: write it behind the `messages` of its request",
     ("name", "type", "mode"): "it is a column of a schema, as BigQuery writes it: leave this file out",
+    ("schema", "payload"): "it is a message of Kafka Connect: write its `payload` alone, as with `schemas.enable=false`",
+    ("type", "payload"): "it is a line of a session's log, as of Codex: write all messages of a session as the list "
+    "`messages` of one row",
     ("role", "parts"): "it is one message of Gemini: write all of a conversation as the list `messages` of one row",
     ("role", "content"): "it is one message: write all of a conversation as the list `messages` of one row",
     ("from", "value"): "it is one message: write all of a conversation as the list `conversations` of one row",
@@ -50,7 +53,6 @@ _NESTED: Final = {
     **dict.fromkeys(
         ("request", "request_body"), "it is a request of a log: write its `messages`, with the response as the last one"
     ),
-    "payload": "it is a message of Kafka Connect: write its `payload` alone, as with `schemas.enable=false`",
     "_airbyte_data": "it is a record of Airbyte: take flattening on, or write its `_airbyte_data` alone",
     "_source": "it is a document of Elasticsearch: write its `_source` alone",
     "inputs": "it is a traced call, as of LangSmith and MLflow: write its `messages` with the answer",
