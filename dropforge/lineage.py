@@ -55,20 +55,27 @@ def knowing(
 
 def unfinished(
     mlflow: MlflowClient, digests: Collection[str], specs: Mapping[str, RunSpec], versions: Sequence[ModelVersion]
-) -> list[str]:
-    """Names of the runs on one of the datasets, or on weights of such a run, that may still become a model."""
+) -> dict[str, str]:
+    """Names of the runs on one of the datasets, or on weights of such a run, that may still become a model; of a trial
+    that has ended with the run of its sweep in Airflow, which may choose it.
+    """
     done = {version.tags.get(tracking.TAG_RUN) for version in versions}
     names = sorted(_reached(digests, specs, versions) & specs.keys() - done)
-    return [name for name in names if _runs_still(mlflow, specs[name])]
+    found: dict[str, str] = {}
+    for name in names:
+        tracked, sweep = specs[name].tracking, specs[name].drop.get("sweep")
+        if tracked is not None and _runs_still(mlflow, tracked.run_id):
+            found[name] = ""
+        elif sweep and _runs_still(mlflow, str(sweep["parent"])):
+            found[name] = str(sweep["by"])
+    return found
 
 
-def _runs_still(mlflow: MlflowClient, spec: RunSpec) -> bool:
+def _runs_still(mlflow: MlflowClient, run_id: str) -> bool:
     from mlflow.exceptions import MlflowException
 
-    if spec.tracking is None:
-        return False
     try:
-        return mlflow.get_run(spec.tracking.run_id).info.status in {"RUNNING", "SCHEDULED"}
+        return mlflow.get_run(run_id).info.status in {"RUNNING", "SCHEDULED"}
     except MlflowException as error:
         if error.error_code not in tracking.NOT_THERE:
             raise

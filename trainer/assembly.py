@@ -108,7 +108,7 @@ def assemble(
     pad = pad_id(prepared.tokenizer)
     probe = shortened(make_batch(prepared.train, plan.step(0)[:2], pad)).to(gang.device)
     loss = loss_model(look.model, attention.packs, masked=attention.masked)
-    loss.precision = settings.train.precision
+    loss.precision, loss.exact = settings.train.precision, attention.exact
     choose_way(loss, probe)
     frozen = freeze_unreached(look, loss, probe, gang.world)
     if look is not built:
@@ -200,7 +200,7 @@ def same_loss(built: Built, loss: LossModel) -> LossModel:
     if model.config.get_text_config()._attn_implementation != attention:
         model.set_attn_implementation(attention)
     found = loss_model(model, loss.packed, masked=loss.masked)
-    found.way, found.precision = loss.way, loss.precision
+    found.way, found.precision, found.exact = loss.way, loss.precision, loss.exact
     return found
 
 

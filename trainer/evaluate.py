@@ -503,8 +503,10 @@ def measure_model(
         console.say(f"{name}: {note}")
     check_vocabulary(built.model, int(tokens.ids.max()))
     # Models are measured alike, whatever attention one of them was trained with, and perhaps without its GPU.
-    attention = examine(built, replace(settings, train=replace(settings.train, attention="auto")))
+    alike = replace(settings.train, attention="auto", precision=settings.eval_precision)
+    attention = examine(built, replace(settings, train=alike))
     loss = loss_model(built.model, attention.packs, False, attention.masked)
+    loss.exact = attention.exact
     pad = pad_id(tokenizer)
     choose_way(loss, make_batch(tokens, [np.zeros(1, np.int64)], pad).to(gang.device))
 

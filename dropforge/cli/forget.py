@@ -85,8 +85,11 @@ def forget(
         mend = f"{error.mend.rstrip('.')}; then type the command again, which lists the models and changes nothing"
         raise DropforgeError(error.thing, f"the rows are forgotten, and {error.cause}", mend) from error
     _tell_models(sure, perhaps)
-    for run in going:
-        console.print(Text(f"Still running with them, to become a model: {run}. `dropforge stop {run}` ends it"))
+    for run, sweep in going.items():
+        told, mend = "Still running with them, to become a model", f"`dropforge stop {run}` ends it"
+        if sweep:
+            told, mend = "A trial on them, which its sweep may choose", f"End the sweep's run {sweep} in Airflow"
+        console.print(Text(f"{told}: {run}. {mend}"))
 
 
 def _check_kernels(store: Store, family: str, agreed: str | None, recipe: Mapping[str, Any]) -> None:
@@ -110,9 +113,9 @@ def _check_kernels(store: Store, family: str, agreed: str | None, recipe: Mappin
         )
 
 
-def _models(store: Store, uri: str, found: Held) -> tuple[list[ModelVersion], list[ModelVersion], list[str]]:
+def _models(store: Store, uri: str, found: Held) -> tuple[list[ModelVersion], list[ModelVersion], dict[str, str]]:
     """Registered models that know the rows, also by way of a model that they began with, and those that may; and the
-    names of runs that go on with them.
+    runs that go on with them, as of `lineage.unfinished`.
 
     :raises DropforgeError: if MLflow does not answer.
     """

@@ -24,6 +24,7 @@ from trainer.model.seq2seq import Seq2SeqLoss
 
 Packing = Literal["positions", "mask", "padded"]
 ON_GPU: Final = ("flash_attention_2", "flex_attention")  # neither has a backward pass on a CPU
+_HALF: Final = "flash_attention_2"  # has no arithmetic but that of 16 bits
 _KEY: Final = "recipe key `train.attention`"
 _PLAIN: Final = 64  # tokens that show what an implementation leaves out, as soft-capping
 
@@ -37,6 +38,7 @@ class Attention:
     :param deviation: largest difference of its logits from eager attention's, as a part of the largest logit; None
         where nothing was compared.
     :param passed_over: implementations that `auto` did not take, each with the reason.
+    :param exact: what attends in passes in fp32, where `name` cannot; see `LossModel.exact`.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Attention:
     isolation: Isolation
     deviation: float | None = None
     passed_over: tuple[str, ...] = ()
+    exact: str | None = None
 
     @property
     def packs(self) -> bool:
@@ -57,6 +60,7 @@ class Attention:
     def plain(self) -> dict[str, Any]:
         """For the report, as JSON values."""
         found = {"attention": self.name, "by": self.packing, **asdict(self.isolation), "deviation": self.deviation}
+        found["in_fp32"] = self.exact
         kept = {key: value for key, value in found.items() if value is not None and value != math.inf}
         return kept | {"passed_over": list(self.passed_over)}
 
@@ -64,7 +68,8 @@ class Attention:
         compared = "" if self.deviation is None else f", {self.deviation:.1e} from eager"
         over = f"; skipped {'; '.join(self.passed_over)}" if self.passed_over else ""
         by = {"positions": "rows packed by position ids", "mask": "rows packed by own masks", "padded": "rows padded"}
-        return f"{self.name}{compared}, {by[self.packing]}{over}"
+        exact = f", in fp32 {self.exact}" if self.exact else ""
+        return f"{self.name}{compared}{exact}, {by[self.packing]}{over}"
 
 
 def choose(
@@ -77,9 +82,9 @@ def choose(
     :raises RecipeError: if what the recipe names is not what would run, or computes something else than eager.
     """
     device = model.get_input_embeddings().weight.device
-    reference = _reference(model)
+    reference, default = _reference(model), _name(model)
     passed_over: list[str] = []
-    for name in candidates(asked, _name(model), precision, device, deterministic):
+    for name in candidates(asked, default, precision, device, deterministic):
         reason = _refusal(name, precision, device, deterministic) or _switch(model, name)
         bf16 = name in ON_GPU and precision == "bf16"
         deviation = None
@@ -90,7 +95,11 @@ def choose(
                     f"its logits differ from eager attention's by {deviation:.2g}: it leaves out a part of this model"
                 )
         if not reason:
-            return _packing(model, name, length, pack, bf16, deviation, tuple(passed_over))
+            found = _packing(model, name, length, pack, bf16, deviation, tuple(passed_over))
+            exact = _exact(model, found, length, pack, (default, "eager"), reference) if name == _HALF else None
+            if name != _HALF or exact is not None:
+                return replace(found, exact=exact)
+            reason = f"nothing else keeps documents apart {found.packing!r} in fp32, for checks and evaluations"
         if asked != "auto":
             raise RecipeError(_KEY, f"{type(model).__name__} does not run `{asked}`: {reason}", "Use `auto`")
         passed_over.append(f"{name}: {reason}")
@@ -103,8 +112,8 @@ def candidates(
     """Implementations in the order in which they are tried. :param default: what the library takes by itself."""
     if asked != "auto":
         return (asked,)
-    flash = not _refusal("flash_attention_2", precision, device, deterministic)
-    return tuple(dict.fromkeys((*(["flash_attention_2"] if flash else []), default, "eager")))
+    flash = not _refusal(_HALF, precision, device, deterministic)
+    return tuple(dict.fromkeys((*([_HALF] if flash else []), default, "eager")))
 
 
 def windowed(config: Any) -> bool:
@@ -136,6 +145,21 @@ def agree_packing(gang: Gang, attention: Attention) -> Attention:
     reason = everyone[rank][2] or "it packs by own masks"
     isolation = replace(attention.isolation, packs=False, reason=f"rank {rank} cannot do as the others ({reason})")
     return replace(attention, packing="padded", isolation=isolation)
+
+
+def _exact(
+    model: Any, chosen: Attention, length: int, pack: bool, names: tuple[str, ...], reference: torch.Tensor | None
+) -> str | None:
+    """What attends in fp32 on the same rows as `chosen`, which only knows 16 bits; None if nothing does."""
+    for name in dict.fromkeys(names):
+        if name in ON_GPU or _switch(model, name):
+            continue
+        sound = name == "eager" or reference is None or _deviation(_plain_logits(model, False), reference) <= TOLERANCE
+        found = sound and _packing(model, name, length, pack, False, None, ())
+        _switch(model, chosen.name)
+        if found and found.packing == chosen.packing:
+            return name
+    return None
 
 
 def _packing(

@@ -41,6 +41,7 @@ class LossModel(nn.Module):
     """
 
     router: torch.Tensor | None = None  # a mixture's, of the last forward pass, without its coefficient
+    exact: str | None = None  # what attends in evaluation mode in fp32, where the model's own attention cannot
 
     def __init__(self, model: Any, packed: bool, bf16: bool = False, way: Way = "own", *, masked: bool = False) -> None:
         super().__init__()
@@ -69,12 +70,17 @@ class LossModel(nn.Module):
     @contextmanager
     def without_dropout(self, precision: Precision) -> Iterator[None]:
         """Within it, passes are in evaluation mode and in this arithmetic."""
-        training, before = self.training, self.precision
+        training, before, attention = self.training, self.precision, self._attention()
+        other = self.exact if precision == "fp32" else None
         self.eval()
         self.precision = precision
         try:
+            if other is not None:
+                self.model.set_attn_implementation(other)
             yield
         finally:
+            if other is not None:
+                self.model.set_attn_implementation(attention)
             self.train(training)
             self.precision = before
 

@@ -282,7 +282,9 @@ class Sharded(Wrapped):
                 for name, weight in self.built.model.named_parameters()
             }
         built = _filled(self._skeleton, weights, self.gang.device)
-        return self.loss.like(built.model)
+        found = self.loss.like(built.model)
+        found.exact = self.loss.exact
+        return found
 
     def prove(self, batch: Batch, expected: float) -> None:
         with collective():

@@ -84,13 +84,17 @@ def test_a_group_is_forgotten_and_all_models_that_know_it_are_named(
     registered(s3_store, mlflow_server, third, f"{third}-r4", foreign.digest, {"run": f"{family}-r2"})
     registered(s3_store, mlflow_server, third, f"{third}-r5", foreign.digest, base=f"s3://b/runs/{third}-r4/model")
     registered(s3_store, mlflow_server, third, f"{third}-r6", foreign.digest)
-    for name, digest in (("r7", two.digest), ("r8", two.digest), ("r9", foreign.digest)):  # r8 ends without a model
-        spec = RunSpec(f"{family}-{name}", family, 1, "", "", "", digest, {"base": {"model": "m"}}, "code")
+    # r8 ends without a model, r10 is a trial of r7, as if that were a sweep.
+    opened: dict[str, str] = {}
+    for name, digest in (("r7", two.digest), ("r8", two.digest), ("r9", foreign.digest), ("r10", two.digest)):
+        drop = {"sweep": {"by": "sweep__x", "parent": opened["r7"]}} if name == "r10" else {}
+        spec = RunSpec(f"{family}-{name}", family, 1, "", "", "", digest, {"base": {"model": "m"}}, "code", drop=drop)
         spec = replace(spec, tracking=tracking.open_run(mlflow_server, spec, {}, {}))
         assert spec.tracking is not None
+        opened[name] = spec.tracking.run_id
         s3_store.put(layout.run_key(spec.run), spec.to_json())
-        if name == "r8":
-            tracking.client(mlflow_server).set_terminated(spec.tracking.run_id, "FAILED")
+        if name in {"r8", "r10"}:
+            tracking.client(mlflow_server).set_terminated(opened[name], "FAILED" if name == "r8" else "FINISHED")
     done = terminal("forget", family, "--group", "patient-6")
     assert done.exit_code == 0, done.output
     assert "5 rows of the family are forgotten" in done.output
@@ -106,6 +110,8 @@ def test_a_group_is_forgotten_and_all_models_that_know_it_are_named(
     going = [line for line in done.output.splitlines() if "Still running with them" in line]
     stop = f"`dropforge stop {family}-r7` ends it"
     assert going == [f"Still running with them, to become a model: {family}-r7. {stop}"]
+    trial = f"A trial on them, which its sweep may choose: {family}-r10. End the sweep's run sweep__x in Airflow"
+    assert trial in done.output.splitlines()
     # Shards that nothing needs any more are removed, as the pages say; who asks again is told the same, and no less.
     head = json.loads(s3_store.get(layout.head_key(family)))["digest"]
     needed = {shard.key for shard in Manifest.from_json(s3_store.get(layout.manifest_key(family, head))).shards}
