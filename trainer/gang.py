@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -17,12 +18,14 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from dropforge.errors import RecipeError
+from trainer.node.device_errors import NodeError
 from trainer.node.machine import available_cores
 from trainer.peer_values import StrangeValueError, gather_values
 
 TIMEOUT: Final = timedelta(minutes=30)  # of a collective
 MEETING: Final = timedelta(hours=4)  # a node may download a large model for long, or prepare what no other has stored
 _TELL: Final = 60.0  # seconds
+DRIVER: Final = Path("/proc/driver/nvidia/version")
 _LOOK: Final = 0.1  # seconds
 _SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "by peer", "timed out", "socket", "broken pipe")
 
@@ -156,7 +159,8 @@ def gang_from_env(gpus: int, env: dict[str, str] | None = None) -> Gang:
     """Who this process is, from torchrun's variables; alone without them.
 
     :param gpus: GPUs of this node that the recipe asks for; with 0 the CPU trains, whatever else is there.
-    :raises RecipeError: if this rank finds no GPU of its own.
+    :raises RecipeError: if this rank finds no GPU of its own where there is none.
+    :raises NodeError: if it finds none where there is a driver: the node broke, and another one may do.
     """
     values = os.environ if env is None else env
     local_rank = int(values.get("LOCAL_RANK", 0))
@@ -164,11 +168,7 @@ def gang_from_env(gpus: int, env: dict[str, str] | None = None) -> Gang:
     if cuda:
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if local_rank >= there:
-            raise RecipeError(
-                "recipe key `compute.gpus`",
-                f"{gpus} are asked for, and rank {local_rank} of this node finds {there}",
-                "Set it to the GPUs that a pod gets, or to 0, and see that the image has a torch for them",
-            )
+            raise _missing(f"{gpus} are asked for, and rank {local_rank} of this node finds {there}")
         torch.cuda.set_device(local_rank)
     return Gang(
         rank=int(values.get("RANK", 0)),
@@ -177,6 +177,23 @@ def gang_from_env(gpus: int, env: dict[str, str] | None = None) -> Gang:
         local_world=int(values.get("LOCAL_WORLD_SIZE", 1)),
         device=torch.device("cuda", local_rank) if cuda else torch.device("cpu"),
     )
+
+
+def _missing(cause: str) -> Exception:
+    """Whose fault it is that there are too few GPUs."""
+    if torch.version.cuda is None:
+        mend = "Take an image whose torch has it, or set the key to 0"
+        return RecipeError("recipe key `compute.gpus`", f"{cause}: this torch was built without CUDA", mend)
+    # Kubernetes starts no pod without the GPUs that it asks for.
+    if not DRIVER.exists() and "KUBERNETES_SERVICE_HOST" not in os.environ:
+        mend = "Set it to the GPUs that a pod gets, or to 0, and see that the image has a torch for them"
+        return RecipeError("recipe key `compute.gpus`", cause, mend)
+    try:
+        torch.cuda.init()
+        told = "the others do not answer"
+    except (RuntimeError, AssertionError) as error:
+        told = (str(error).strip().splitlines() or ["it says nothing"])[0]
+    return NodeError(f"GPUs of this node: {cause} ({told}). Look at its driver with `nvidia-smi`")
 
 
 def set_threads(local_world: int) -> None:

@@ -22,6 +22,7 @@ from dropforge.store import open_store, split_uri
 from trainer.compat import check_quantising, check_versions, quiet_libraries
 from trainer.config import read_settings
 from trainer.node.compiler import check_compiler, open_cache
+from trainer.node.device_errors import NodeError, device_error, judge
 from trainer.node.heart import Heart, bounds_from_env, keep_flight_records
 from trainer.preflight.ranks import hold, preflight_from_env
 from trainer.preflight.verdict import PreflightError
@@ -81,8 +82,6 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
 
 def ending(error: BaseException) -> tuple[int, str]:
     """Exit code and message for what ended a rank."""
-    import torch
-
     from trainer.data.hub import UnreachableError
     from trainer.gang import CollectiveError
     from trainer.loop.divergence import DivergedError
@@ -90,9 +89,13 @@ def ending(error: BaseException) -> tuple[int, str]:
     from trainer.state.checkpoint import StorageError
 
     text = str(error)
+    if isinstance(error, PreemptedError):
+        return ExitCode.PREEMPTED, text
+    if isinstance(error, ExportError):  # another try may do
+        return 1, text
+    if words := device_error(error):  # whatever it has become on its way
+        return judge(words)
     match error:
-        case PreemptedError():
-            return ExitCode.PREEMPTED, text
         case RecipeError():
             return ExitCode.BAD_RECIPE, text
         case DataError():
@@ -105,12 +108,12 @@ def ending(error: BaseException) -> tuple[int, str]:
             return ExitCode.HARDWARE, text
         case PreflightError():
             return error.code, text
-        case ExportError() | UnreachableError():  # another try may do
+        case NodeError():
+            return ExitCode.NODE, text
+        case UnreachableError():  # another try may do
             return 1, text
         case DropforgeError():
             return ExitCode.BAD_RECIPE, text
-        case torch.OutOfMemoryError():
-            return ExitCode.BAD_RECIPE, f"GPU memory: {text.splitlines()[0]}. Lower `train.micro_batch`"
         case _:
             return 1, f"{type(error).__name__}: {' '.join(text.split())[:1000]}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 
 from dropforge.errors import RecipeError
+from dropforge.run import ExitCode
 from dropforge.store import open_store
+from trainer import gang
 from trainer.assembly import weights_digest
 from trainer.config import Lora, Parallel
 from trainer.data.batch import make_batch
@@ -21,6 +24,8 @@ from trainer.model.adapters import add_adapters
 from trainer.model.build import Built
 from trainer.model.loss import loss_model
 from trainer.model.shard import Sharded, ShardingError, check_dtypes, choose, find_blocks, probe_loss
+from trainer.node.device_errors import NodeError
+from trainer.rank import ending
 
 from .ranks import Ranks, RanksError
 from .ranks_loop import Stage, make_base, make_loop, make_stage, train_whole
@@ -94,7 +99,10 @@ def test_trainable_weights_of_a_block_must_have_one_type() -> None:
     check_dtypes(model, find_blocks(model))
 
 
-def test_gpus_that_are_asked_for_and_not_there_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_are_asked_for_and_not_there_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr(gang, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(RecipeError, match=r"compute\.gpus.*2 are asked for, and rank 1 of this node finds 1"):
@@ -103,6 +111,27 @@ def test_gpus_that_are_asked_for_and_not_there_are_an_error(monkeypatch: pytest.
     with pytest.raises(RecipeError, match="finds 0"):
         gang_from_env(1, {})
     assert gang_from_env(0, {}).device.type == "cpu"
+
+
+@pytest.mark.parametrize("sign", ["driver", "pod"])
+def test_where_there_is_a_driver_a_gpu_that_is_missing_is_the_nodes_fault(
+    sign: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its driver or a GPU broke: the next attempt takes another node, and nobody changes a recipe."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr(gang, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if sign == "driver":
+        (tmp_path / "version").touch()
+    else:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    with pytest.raises(NodeError, match=r"8 are asked for, and rank 3 of this node finds 0 \(.+\)") as caught:
+        gang_from_env(8, {"LOCAL_RANK": "3"})
+    assert ending(caught.value)[0] == ExitCode.NODE
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(RecipeError, match="this torch was built without CUDA"):
+        gang_from_env(8, {"LOCAL_RANK": "3"})
 
 
 def test_ranks_with_different_frozen_weights_are_told_apart() -> None:

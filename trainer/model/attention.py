@@ -21,6 +21,7 @@ from trainer.model.build import context_of, is_classifier, is_seq2seq
 from trainer.model.isolation import TOLERANCE, Isolation, check_isolation
 from trainer.model.loss import LabelLoss, LossModel, Precision, loss_model
 from trainer.model.seq2seq import Seq2SeqLoss
+from trainer.node.device_errors import device_error
 
 Packing = Literal["positions", "mask", "padded"]
 ON_GPU: Final = ("flash_attention_2", "flex_attention")  # neither has a backward pass on a CPU
@@ -243,7 +244,9 @@ def _reference(model: Any) -> torch.Tensor | None:
         return None
     try:
         return _plain_logits(model, False)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError):
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        if device_error(error):
+            raise
         return None
     finally:
         _switch(model, before)

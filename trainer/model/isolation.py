@@ -15,6 +15,7 @@ import torch
 
 from trainer.model.build import takes_positions
 from trainer.model.loss import LossModel
+from trainer.node.device_errors import device_error
 
 TOLERANCE: Final = 1e-4
 _PLAIN: Final = 64  # tokens of a row that show a leak where there is no window
@@ -46,10 +47,8 @@ def check_isolation(loss: LossModel, length: int) -> Isolation:
         return Isolation(False, float("inf"), "rows are too short to check")
     try:
         difference = largest_difference(loss, length)
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
-        if "allocate memory" in str(error):  # out of memory on a CPU has no type of its own
+        if "allocate memory" in str(error) or device_error(error):  # out of memory on a CPU has no type of its own
             raise
         return Isolation(False, float("inf"), f"the model refuses packed rows ({' '.join(str(error).split())[:160]})")
     if not difference <= tolerance(loss.narrow is not None):  # NaN is no agreement

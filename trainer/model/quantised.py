@@ -22,6 +22,7 @@ from dropforge.errors import RecipeError
 from dropforge.methods import NF4_BLOCK, NF4_SCALES, nf4_bytes
 from trainer.compat import check_quantising
 from trainer.model.build import is_seq2seq
+from trainer.node.device_errors import device_error
 
 _KEY: Final = "recipe key `train.method`"
 _KIND: Final = "nf4"
@@ -181,6 +182,8 @@ def _try(model: Any) -> None:
     try:
         model(input_ids=ids, **({"decoder_input_ids": ids} if is_seq2seq(model) else {}))
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+        if device_error(error):
+            raise
         cause = " ".join(str(error).split())[:200]
         raise RecipeError(_KEY, f"{type(model).__name__} cannot be held in 4 bits ({cause})", "Use `lora`") from error
     finally:

@@ -12,6 +12,7 @@ from dropforge.errors import RecipeError
 from trainer.data.batch import Batch
 from trainer.model.loss import LossModel, Way
 from trainer.model.mixture import balance_of, balance_rows, chosen_of, coefficient, core_of
+from trainer.node.device_errors import device_error
 
 _CLOSE: Final = 1e-4  # as a part of the router's loss
 
@@ -92,6 +93,8 @@ class RouterLoss(LossModel):
                 own = self.model(**inputs)
             theirs, router = float(own.loss) * len(targets), float(own.aux_loss) * len(targets)
         except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+            if device_error(error):
+                raise
             raise _refused(self.model, " ".join(str(error).split())[:200]) from error
         if not abs(total - theirs) <= _CLOSE * max(1.0, abs(theirs)):  # NaN is no agreement
             raise _refused(self.model, f"its own loss of a row is {theirs:.6g}, and the sum of both is {total:.6g}")

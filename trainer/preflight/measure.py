@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dropforge.errors import RecipeError
 from dropforge.network_bench import Figure, bus, culprit
 from dropforge.placement.fabrics import Preflight
+from trainer.node.device_errors import NodeError
 from trainer.preflight.collectives import links, timed
 from trainer.preflight.meeting import AbsentError, join
 from trainer.preflight.transport import carried, wrong
@@ -115,6 +116,8 @@ def main(order: dict[str, Any], parent: int) -> int:
         failure = found
     except RecipeError as error:
         failure = "recipe", str(error)
+    except NodeError as error:
+        failure = "node", str(error)
     except AbsentError as error:
         failure = (
             "peers",
