@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 _NONE = "none"
+_ALIAS = re.compile(r"(?!latest$|[vV]\d+$)[A-Za-z0-9_-]{1,100}")
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,11 @@ def choose(
     :raises DataError: if there is none, its files are gone or were changed, nobody approved of it, or the name is no
         family's.
     """
-    mlflow = tracking.client(tracking_uri)
     layout.check_family(family)
+    if not _ALIAS.fullmatch(alias):
+        mend = "Name that of the recipe's `promote.alias`, as `champion`"
+        raise DataError(f"alias {alias[:80]!r}", "MLflow lets no version have it", mend)
+    mlflow = tracking.client(tracking_uri)
     holder = tracking.by_alias(mlflow, family, alias)
     check_name(tracking_uri, family)
     current = None if holder is None else str(holder.version)
