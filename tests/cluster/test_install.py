@@ -67,7 +67,7 @@ def namespaces() -> Iterator[None]:
     made = [name for name in ("airflow", "training", "monitoring") if kubectl("create", "ns", name).returncode == 0]
     yield
     for name in made:
-        kubectl("delete", "ns", name, "--wait=false")
+        kubectl("delete", "ns", name, "--timeout=120s")  # the next module makes them anew
 
 
 def printed(*words: str) -> str:
