@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -136,6 +137,15 @@ def compiler_error() -> type[Exception]:
     from torch._dynamo.exc import TorchDynamoException
 
     return TorchDynamoException
+
+
+def bound_group(group: Any, timeout: timedelta) -> None:
+    """Set how long a collective of a group may take: one that was made of another has the library's own limit."""
+    from torch import distributed
+    from torch.distributed import distributed_c10d
+
+    setter = getattr(distributed, "set_timeout", None) or distributed_c10d._set_pg_timeout  # before torch 2.15
+    setter(timeout, group)
 
 
 def flight_records() -> dict[str, bytes]:

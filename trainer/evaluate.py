@@ -59,6 +59,7 @@ from trainer.data.rows import Row, check_keys, load_manifest, read_rows
 from trainer.data.template import UNWRITTEN
 from trainer.data.user_code import UserCode, user_code
 from trainer.launch import Verdict, write_termination_message
+from trainer.node.machine import allocator
 from trainer.rank import ending
 from trainer.report.artifacts import keep_files
 from trainer.report.console import Console, warn
@@ -621,6 +622,7 @@ def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> 
         return 2
     # As for ranks, and before torch is imported: threads that spin while they wait take the others' cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.update(allocator(os.environ))
     stop = StopSignal()
     stop.install()
     try:

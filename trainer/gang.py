@@ -189,7 +189,7 @@ def _missing(cause: str) -> Exception:
         mend = "Set it to the GPUs that a pod gets, or to 0, and see that the image has a torch for them"
         return RecipeError("recipe key `compute.gpus`", cause, mend)
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         told = "the others do not answer"
     except (RuntimeError, AssertionError) as error:
         told = (str(error).strip().splitlines() or ["it says nothing"])[0]

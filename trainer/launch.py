@@ -180,7 +180,7 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
     from trainer.node.agent import Output, make_agent, place_from_env
     from trainer.node.heart import STACK_SIGNAL
     from trainer.node.idle import IdleWatch, Policy
-    from trainer.node.machine import available_cores
+    from trainer.node.machine import allocator, available_cores
     from trainer.node.scratch import scratch as make_scratch
     from trainer.node.system import find_gpus
     from trainer.node.watchdog import Watchdog
@@ -204,7 +204,8 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // place.ranks)))
         # Threads that spin while they wait make a shared machine many times slower.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        for key, value in {**flight_recorder(str(scratch)), **environment(spec.recipe)}.items():
+        wanted = {**flight_recorder(str(scratch)), **environment(spec.recipe), **allocator(os.environ)}
+        for key, value in wanted.items():
             os.environ.setdefault(key, value)
         output = Output(scratch, place.first_rank, archive.keep)
         command = [sys.executable, "-m", "trainer.rank", uri]

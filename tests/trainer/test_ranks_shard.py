@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +145,17 @@ def test_ranks_with_different_frozen_weights_are_told_apart() -> None:
 
 
 def holds(gang: Gang, stage: Stage) -> dict[str, Any]:
+    shard.TIMEOUT = timedelta(minutes=7)  # type: ignore[misc]  # another one than that of the library
     loop = make_loop(gang, stage, True)
     loop.start()
     loop.evaluate("before")
     loop.loss.train()
     loop.step.take(0, 1e-3)
+    assert isinstance(loop.wrapped, Sharded)
+    backends = [group._get_backend(torch.device("cpu")) for group in loop.wrapped.mesh.get_all_groups()]
     return {
         **loop.wrapped.ran(),
+        "limits": [backend.options._timeout for backend in backends],
         "moments": sum(
             state[key].to_local().untyped_storage().nbytes()
             for state in loop.optimizer.state.values()
@@ -167,6 +172,7 @@ def test_each_rank_holds_its_shard_of_weights_and_moments(ranks: Ranks, stage: S
         assert found["parallel"] == mode
         assert found["mesh"] == ({"replicate": 2, "shard": 2} if group else {"shard": 2})
         assert found["units"] == 3  # two blocks and the rest
+        assert found["limits"] == [timedelta(minutes=7)] * (2 if group else 1)
         assert found["weight_bytes_of_rank"] <= 0.51 * found["weight_bytes"]
         assert found["moments"] == 2 * found["weight_bytes_of_rank"]
 

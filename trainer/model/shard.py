@@ -30,10 +30,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 from dropforge.errors import DropforgeError, RecipeError
-from trainer.compat import exchange_seconds, time_exchange
+from trainer.compat import bound_group, exchange_seconds, time_exchange
 from trainer.config import Parallel, Settings
 from trainer.data.batch import Batch
-from trainer.gang import Gang, collective
+from trainer.gang import TIMEOUT, Gang, collective
 from trainer.model.build import Built
 from trainer.model.compiled import compile_blocks, compiled
 from trainer.model.fill import fill_shards, sums_of_shard
@@ -223,6 +223,8 @@ class Sharded(Wrapped):
             if shards == gang.world:
                 del sizes["replicate"]
             self.mesh = init_device_mesh(gang.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+            for group in self.mesh.get_all_groups():
+                bound_group(group, TIMEOUT)
             again = False if mode == "fsdp-no-reshard" else None  # None keeps the root's weights up to its backward
             try:
                 for module in (*blocks, loss):
