@@ -436,8 +436,9 @@ class Evaluate(Section):
 
     max_rows: int = Field(default=2000, ge=1, le=LARGEST)
     """Evaluation rows to use, chosen by content key."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of the forward pass, for candidate, champion and base alike; bf16 is exact to 2e-4 only."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of the forward pass, for candidate, champion and base alike; bf16 is exact to 2e-4 only, fp16 to 5e-5.
+    A training in shards is evaluated in shards where it is `train.precision`."""
     max_batches: int | None = Field(default=None, ge=1, le=LARGEST)
     """Largest number of forward passes of an evaluation while training: for smoke runs. Candidate and champion get all
     rows."""

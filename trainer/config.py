@@ -214,7 +214,7 @@ class Settings:
     max_left_out: float
     mix: dict[str, float] | None
     eval_rows: int
-    eval_precision: Literal["fp32", "bf16"]
+    eval_precision: Literal["fp32", "bf16", "fp16"]
     eval_batches: int | None
     generation: Generation | None
     grace_seconds: int
@@ -246,7 +246,9 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         max_left_out=_value(float, _get(recipe, "data", "max_left_out"), "data.max_left_out"),
         mix=_value(dict[str, float] | None, _get(recipe, "data", "mix"), "data.mix"),
         eval_rows=_value(int, _get(recipe, "evaluate", "max_rows"), "evaluate.max_rows"),
-        eval_precision=_value(Literal["fp32", "bf16"], _get(recipe, "evaluate", "precision"), "evaluate.precision"),
+        eval_precision=_value(
+            Literal["fp32", "bf16", "fp16"], _get(recipe, "evaluate", "precision"), "evaluate.precision"
+        ),
         eval_batches=_value(int | None, _get(recipe, "evaluate", "max_batches"), "evaluate.max_batches"),
         generation=_value(Generation | None, _get(recipe, "evaluate", "generation"), "evaluate.generation"),
         grace_seconds=_value(int, _get(recipe, "compute", "grace_seconds"), "compute.grace_seconds"),
@@ -324,8 +326,9 @@ def _check_task(settings: Settings, promote: Any) -> None:
             raise _bad("train.method", "a prefix is trained for language models only")
         if train.compile:
             raise _bad("train.compile", "blocks of encoder-decoders were not tried compiled")
-        if train.precision == "fp16":
-            raise _bad("train.precision", "encoder-decoders such as T5 leave the range of fp16")
+        for key, precision in (("train", train.precision), ("evaluate", settings.eval_precision)):
+            if precision == "fp16":
+                raise _bad(f"{key}.precision", "encoder-decoders such as T5 leave the range of fp16")
         if train.method != "full" and settings.base.new_tokens:
             raise _bad(
                 "base.new_tokens", f"with `{train.method}` encoder and decoder would read other rows than theirs"

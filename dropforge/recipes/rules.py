@@ -306,12 +306,13 @@ def _check_seq2seq(recipe: Recipe) -> None:
             "blocks of encoder-decoders were not tried compiled: some hand the positions of the first on to the others",
             "Leave it out with `task: sequence-to-sequence`",
         )
-    if train.precision == "fp16":
-        raise RecipeError(
-            "recipe key `train.precision`",
-            "encoder-decoders such as T5 were made in bf16, and leave the range of fp16",
-            "Use `bf16` or `fp32` with `task: sequence-to-sequence`",
-        )
+    for key, precision in (("train.precision", train.precision), ("evaluate.precision", recipe.evaluate.precision)):
+        if precision == "fp16":
+            raise RecipeError(
+                f"recipe key `{key}`",
+                "encoder-decoders such as T5 were made in bf16, and leave the range of fp16",
+                "Use `bf16` or `fp32` with `task: sequence-to-sequence`",
+            )
     if train.method != "full" and base.new_tokens is not None:
         raise RecipeError(
             "recipe key `base.new_tokens`",

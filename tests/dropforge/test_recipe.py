@@ -183,6 +183,7 @@ def test_every_preset_loads(name: str) -> None:
         (MODEL + "task: sequence-to-sequence\ntrain: {method: prefix}", r"`train.method`: a prefix is trained for lan"),
         (MODEL + "task: sequence-to-sequence\ntrain: {compile: true}", r"`train.compile`: .* were not tried compiled"),
         (MODEL + "task: sequence-to-sequence\ntrain: {precision: fp16}", r"`train.precision`: .* the range of fp16"),
+        (MODEL + "task: sequence-to-sequence\nevaluate: {precision: fp16}", r"`evaluate.precision`: .* range of fp16"),
         (
             "base: {model: x, new_tokens: [<a>]}\ntask: sequence-to-sequence\ntrain: {method: lora}",
             r"`base.new_tokens`: with `lora` their rows",

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from dropforge.store import open_store
+from trainer.gang import Gang
 
 from .ranks import Ranks
-from .ranks_loop import Outcome, Stage, Tensors, make_base, make_stage, take_steps, train_in_parts
+from .ranks_loop import Outcome, Stage, Tensors, make_base, make_loop, make_stage, take_steps, train_in_parts
 from .toy import Toy, write_dataset
 
 # `make test-slow` runs a part of the matrix of test_ranks_matrix.py instead; these add ranks and more micro-batches.
@@ -130,6 +131,26 @@ def test_bf16_and_fp16_stay_close_tensor_by_tensor(
     assert leader.evaluated == pytest.approx(one.evaluated, rel=1e-6)  # in fp32 all the same
     if mode != "ddp":
         assert leader.ran["arithmetic"] == {"bf16": "bfloat16", "fp16": "float16"}[precision]
+
+
+def evaluated(gang: Gang, stage: Stage) -> tuple[bool, float]:
+    """Whether the shards that are trained are evaluated as they are, and the loss."""
+    loop = make_loop(gang, stage, True)
+    loop.start()
+    found = loop.evaluate("before")
+    assert found is not None
+    return loop.wrapped.evaluator(stage.settings.eval_precision) is loop.loss, found.loss
+
+
+@pytest.mark.parametrize(("precision", "exact"), [("bf16", 2e-4), ("fp16", 5e-5)])
+def test_shards_are_evaluated_in_shards_where_the_precision_is_the_trainings(
+    ranks: Ranks, stages: dict[str, Stage], alone: Any, precision: str, exact: float
+) -> None:
+    stage = stages["full"].change(parallel="fsdp", precision=precision)
+    for apart_too, loss in ranks(evaluated, 2, stage.change(eval_precision=precision)):
+        assert apart_too
+        assert loss == pytest.approx(alone("full", True).evaluated, rel=exact)
+    assert [same for same, _ in ranks(evaluated, 2, stage)] == [False, False]  # in fp32 each rank has the whole
 
 
 @pytest.mark.parametrize(
