@@ -58,6 +58,8 @@ def train(
     store = open_store(spec.root)
     check_shared(store, gang)
     checkpoints, fast = places(spec, settings, gang, made, console)
+    size = sum(weight.numel() * weight.element_size() for weight in made.built.model.parameters())
+    heart.bounds = heart.bounds.of(size, settings.train.compile)
     teller = Teller(spec, settings, gang, store, console, wall)
     loop = Loop(
         gang=gang,

@@ -44,6 +44,10 @@ def test_a_step_may_take_twenty_times_the_median_and_never_less_than_the_least()
     assert bounds.step(deque([0.1, 0.1, 50.0])) == 120
     assert bounds.step(deque([10.0, 10.0, 500.0])) == 200
     assert bounds_from_env({"DROPFORGE_HANG_SECONDS": "30"}).start == 150
+    # The first pass of 70B in fp32 over a slow network, and of a model that is compiled.
+    large = bounds_from_env({}).of(280 * 10**9, compiles=False)
+    assert (large.start, large.step(deque([1.0]))) == (600 + 560, 120)
+    assert bounds_from_env({}).of(0, compiles=True).start == 1200
 
 
 def test_time_counts_from_the_last_mark_and_only_where_there_is_a_limit() -> None:

@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +31,9 @@ DUMP: Final = "dump"  # file that asks the ranks of a node for their flight reco
 EVERY: Final = 1.0  # seconds between two signs
 STACK_SIGNAL: Final = signal.SIGUSR1
 _LEAST: Final = 120.0
-_START: Final = 5  # the first step compiles and allocates
+_START: Final = 5  # the first step allocates
+_COMPILING: Final = 600.0  # seconds
+_GATHERED: Final = 0.5e9  # bytes a second over a slow network
 _FACTOR: Final = 20
 _REMEMBERED: Final = 101  # steps
 _ROOM: Final = 1024  # bytes of a sign, which the file keeps from the first one on
@@ -44,9 +46,15 @@ class Bounds:
     """How long a rank may stay in one place: in a step that is one micro-batch, or the collective behind them.
 
     :param least: seconds that every step has; the first step of a process has five times as many.
+    :param beyond: seconds that the first one has besides, see `of`.
     """
 
     least: float = _LEAST
+    beyond: float = 0.0
+
+    def of(self, weight_bytes: int, compiles: bool) -> Bounds:
+        """The same for a model: its first pass compiles its blocks, and gathers or copies all of its weights."""
+        return replace(self, beyond=weight_bytes / _GATHERED + (_COMPILING if compiles else 0.0))
 
     def step(self, seconds: deque[float]) -> float:
         """Seconds for the next step: twenty times the median of those before."""
@@ -56,7 +64,7 @@ class Bounds:
 
     @property
     def start(self) -> float:
-        return _START * self.least
+        return _START * self.least + self.beyond
 
 
 def bounds_from_env(env: Mapping[str, str]) -> Bounds:
