@@ -59,7 +59,8 @@ def unfinished(
     """Names of the runs on one of the datasets, or on weights of such a run, that may still become a model; of a trial
     that has ended with the run of its sweep in Airflow, which may choose it.
     """
-    done = {version.tags.get(tracking.TAG_RUN) for version in versions}
+    whole = [version for version in versions if tracking.TAG_CHECKPOINT not in version.tags]
+    done = {version.tags.get(tracking.TAG_RUN) for version in whole}
     names = sorted(_reached(digests, specs, versions) & specs.keys() - done)
     found: dict[str, str] = {}
     for name in names:

@@ -25,7 +25,7 @@ from trainer.peer_values import StrangeValueError, gather_values
 TIMEOUT: Final = timedelta(minutes=30)  # of a collective
 MEETING: Final = timedelta(hours=4)  # a node may download a large model for long, or prepare what no other has stored
 _TELL: Final = 60.0  # seconds
-DRIVER: Final = Path("/proc/driver/nvidia/version")
+GPUS: Final = Path("/proc/driver/nvidia/gpus")  # a folder for each that the driver has found
 _LOOK: Final = 0.1  # seconds
 _SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "by peer", "timed out", "socket", "broken pipe")
 
@@ -160,7 +160,7 @@ def gang_from_env(gpus: int, env: dict[str, str] | None = None) -> Gang:
 
     :param gpus: GPUs of this node that the recipe asks for; with 0 the CPU trains, whatever else is there.
     :raises RecipeError: if this rank finds no GPU of its own where there is none.
-    :raises NodeError: if it finds none where there is a driver: the node broke, and another one may do.
+    :raises NodeError: if the driver knows it, or this is a pod: the node broke, and another one may do.
     """
     values = os.environ if env is None else env
     local_rank = int(values.get("LOCAL_RANK", 0))
@@ -168,7 +168,7 @@ def gang_from_env(gpus: int, env: dict[str, str] | None = None) -> Gang:
     if cuda:
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if local_rank >= there:
-            raise _missing(f"{gpus} are asked for, and rank {local_rank} of this node finds {there}")
+            raise _missing(f"{gpus} are asked for, and rank {local_rank} of this node finds {there}", there)
         torch.cuda.set_device(local_rank)
     return Gang(
         rank=int(values.get("RANK", 0)),
@@ -179,15 +179,17 @@ def gang_from_env(gpus: int, env: dict[str, str] | None = None) -> Gang:
     )
 
 
-def _missing(cause: str) -> Exception:
-    """Whose fault it is that there are too few GPUs."""
+def _missing(cause: str, there: int) -> Exception:
+    """Whose fault it is that there are too few GPUs. :param there: that torch finds."""
+    key = "recipe key `compute.gpus`"
     if torch.version.cuda is None:
         mend = "Take an image whose torch has it, or set the key to 0"
-        return RecipeError("recipe key `compute.gpus`", f"{cause}: this torch was built without CUDA", mend)
+        return RecipeError(key, f"{cause}: this torch was built without CUDA", mend)
+    known = len(list(GPUS.iterdir())) if GPUS.is_dir() and "CUDA_VISIBLE_DEVICES" not in os.environ else 0
     # Kubernetes starts no pod without the GPUs that it asks for.
-    if not DRIVER.exists() and "KUBERNETES_SERVICE_HOST" not in os.environ:
+    if known <= there and "KUBERNETES_SERVICE_HOST" not in os.environ:
         mend = "Set it to the GPUs that a pod gets, or to 0, and see that the image has a torch for them"
-        return RecipeError("recipe key `compute.gpus`", cause, mend)
+        return RecipeError(key, cause, mend)
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         told = "the others do not answer"

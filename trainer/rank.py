@@ -94,7 +94,9 @@ def ending(error: BaseException) -> tuple[int, str]:
     if isinstance(error, ExportError):  # another try may do
         return 1, text
     if words := device_error(error):  # whatever it has become on its way
-        return judge(words)
+        judged = judge(words)
+        if not isinstance(error, RecipeError) or judged[0] != ExitCode.BAD_RECIPE:  # which says more of it
+            return judged
     match error:
         case RecipeError():
             return ExitCode.BAD_RECIPE, text

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict, List
 
 import curation
 from curation.classes import class_names
@@ -66,6 +66,10 @@ def test_saved_rows_are_those_of_an_upload(
     made: list[Manifest] = [
         curation.curate(store, drop, settings, workdir=tmp_path / f"w-{drop.drop}") for drop in drops
     ]
+    listed = Dataset.from_list([{**row, "label": [NAMES.index(row["label"])]} for row in rows])
+    save(listed.cast_column("label", List(ClassLabel(names=NAMES))), "lake/three")
+    drop = pin(store, Source(prefix="lake/three"), "fam")
+    made.append(curation.curate(store, drop, settings, workdir=tmp_path / "w-lists"))
     assert made[0].counts["input"] == 60
     assert {manifest.digest for manifest in made} == {made[0].digest}
     save(_data(rows[:40]), "lake/three")
@@ -130,12 +134,12 @@ def test_names_of_classes_that_are_as_long_as_texts_are_none(tmp_path: Path) -> 
     features = {
         "label": {"_type": "ClassLabel", "names": ["x" * 60_000]},
         "kind": {"_type": "ClassLabel", "names": ["y"]},
+        "kinds": {"_type": "Sequence", "feature": {"_type": "ClassLabel", "names": ["z"]}},
+        "before": [{"_type": "ClassLabel", "names": ["a"]}],  # as datasets wrote a list before version 4
+        "texts": {"_type": "List", "feature": {"_type": "Value", "dtype": "string"}},
     }
-    schema = pa.schema(
-        {"text": pa.string(), "label": pa.int64(), "kind": pa.int64()},
-        metadata={"huggingface": json.dumps({"info": {"features": features}})},
-    )
-    assert class_names(schema) == {"kind": ["y"]}
+    schema = pa.schema({"text": pa.string()}, metadata={"huggingface": json.dumps({"info": {"features": features}})})
+    assert class_names(schema) == {"kind": ["y"], "kinds": ["z"], "before": ["a"]}
 
 
 def test_a_list_of_files_is_read_to_its_bound_whatever_its_size_was(

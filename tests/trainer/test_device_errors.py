@@ -61,6 +61,12 @@ def test_it_is_found_behind_what_it_has_become() -> None:
     refused.__cause__ = torch.AcceleratorError(ECC)
     assert ending(refused)[0] == ExitCode.NODE
     assert ending(RecipeError("recipe key `x`", "it is wrong", "Mend it"))[0] == ExitCode.BAD_RECIPE
+    told = RecipeError("recipe key `train.micro_batch`", "rows of 2 do not fit", "Set it to 1")
+    told.__cause__ = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+    assert "Set it to 1" in ending(told)[1]  # it says more than the device
+    other = RecipeError("recipe key `x`", "it is wrong", "Mend it")
+    other.__context__, other.__suppress_context__ = torch.AcceleratorError(ECC), True  # `from None`
+    assert ending(other)[0] == ExitCode.BAD_RECIPE
     asked = PreemptedError("asked to stop")
     asked.__context__ = torch.AcceleratorError(ECC)
     assert ending(asked)[0] == ExitCode.PREEMPTED

@@ -102,29 +102,33 @@ def test_trainable_weights_of_a_block_must_have_one_type() -> None:
 
 def test_gpus_that_are_asked_for_and_not_there_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    monkeypatch.setattr(gang, "DRIVER", tmp_path / "version")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gang, "GPUS", tmp_path)
+    (tmp_path / "0000:17:00.0").mkdir()  # all that the driver knows
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(RecipeError, match=r"compute\.gpus.*2 are asked for, and rank 1 of this node finds 1"):
         gang_from_env(2, {"LOCAL_RANK": "1"})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(RecipeError, match="finds 0"):
         gang_from_env(1, {})
     assert gang_from_env(0, {}).device.type == "cpu"
 
 
 @pytest.mark.parametrize("sign", ["driver", "pod"])
-def test_where_there_is_a_driver_a_gpu_that_is_missing_is_the_nodes_fault(
+def test_a_gpu_that_the_driver_knows_or_that_a_pod_asked_for_is_the_nodes_fault_if_it_is_missing(
     sign: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its driver or a GPU broke: the next attempt takes another node, and nobody changes a recipe."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    monkeypatch.setattr(gang, "DRIVER", tmp_path / "version")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gang, "GPUS", tmp_path)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     if sign == "driver":
-        (tmp_path / "version").touch()
+        (tmp_path / "0000:17:00.0").mkdir()
     else:
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     with pytest.raises(NodeError, match=r"8 are asked for, and rank 3 of this node finds 0 \(.+\)") as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -50,3 +51,21 @@ def test_the_folder_of_a_killed_launcher_goes_with_the_next_one_and_that_of_a_li
     assert not own.exists()
     holders[1].communicate(b"", timeout=20)
     assert [path.name for path in place.iterdir()] == ["dropforge-scratch-new"]
+
+
+def test_what_another_user_made_is_not_touched(place: Path) -> None:
+    """In a place for temporary files that all share, it may be anything: endless, a link, or a pipe as its lock."""
+    theirs = place / "dropforge-scratch-theirs"
+    (theirs / "d").mkdir(parents=True)
+    (theirs / "lock").touch()
+    mine = place / "kept"
+    mine.mkdir()
+    (mine / "lock").touch()
+    (place / "dropforge-scratch-link").symlink_to(mine)
+    (place / "dropforge-scratch-file").touch()
+    if os.geteuid() == 0:
+        os.chown(theirs, 12345, 12345)
+    with scratch():
+        pass
+    assert (mine / "lock").exists()
+    assert (theirs / "d").exists() == (os.geteuid() == 0)

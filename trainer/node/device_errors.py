@@ -26,7 +26,6 @@ _NODE: Final = (
     "hardware stack error",
     "initialization error",
     "unknown error",
-    "device not ready",
 )
 _OTHER_GPU: Final = ("no kernel image is available", "device kernel image is invalid", "unsupported toolchain")
 _OUR_FAULT: Final = ("device-side assert", "illegal memory access", "misaligned address", "illegal instruction")
@@ -61,7 +60,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while found is not None and id(found) not in seen:
         seen.add(id(found))
         yield found
-        found = found.__cause__ or found.__context__
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
 
 
 def _words(error: BaseException) -> str:

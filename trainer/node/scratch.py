@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,8 +29,12 @@ def scratch() -> Iterator[Path]:
 
 
 def sweep(place: Path) -> None:
-    """Remove the folders whose locks nobody holds; what belongs to others stays."""
-    for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):
-        with suppress(OSError), lock.open("r+") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent, ignore_errors=True)
+    """Remove the folders of this user whose locks nobody holds; what belongs to others is not touched."""
+    for folder in place.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            about = folder.lstat()
+            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+                continue
+            with (folder / _LOCK).open("r+") as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)

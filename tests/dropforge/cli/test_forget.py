@@ -93,6 +93,9 @@ def test_a_group_is_forgotten_and_all_models_that_know_it_are_named(
         assert spec.tracking is not None
         opened[name] = spec.tracking.run_id
         s3_store.put(layout.run_key(spec.run), spec.to_json())
+        if name == "r7":  # a checkpoint of it was registered by hand
+            made = {tracking.TAG_RUN: spec.run, tracking.TAG_DATASET: digest, tracking.TAG_CHECKPOINT: "c"}
+            tracking.client(mlflow_server).create_model_version(family, source="s3://bucket/c", tags=made, run_id=None)
         if name in {"r8", "r10"}:
             tracking.client(mlflow_server).set_terminated(opened[name], "FAILED" if name == "r8" else "FINISHED")
     done = terminal("forget", family, "--group", "patient-6")
@@ -103,6 +106,7 @@ def test_a_group_is_forgotten_and_all_models_that_know_it_are_named(
     named = sorted(line.split(": ")[1].split(" (")[0] for line in done.output.splitlines() if "Trained on" in line)
     assert named == [
         f"{family} version 2",
+        f"{family} version 3",
         f"{other} version 1",
         f"{third} version 1",
         f"{third} version 2",
