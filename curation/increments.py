@@ -8,11 +8,16 @@ whether they came one by one or are all curated again.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from curation.reasons import Filtered
 from curation.task import Rules
@@ -193,9 +198,39 @@ def on_card(manifest: Manifest, earlier: Sequence[Step], name: str, ends: Mappin
     }
 
 
-def check_forgotten(before: Manifest, made: Manifest) -> None:
+def renamed(store: Store, before: Manifest, made: Manifest) -> set[str]:
+    """Names (hexadecimal content keys) by which another version of the program knows rows that are forgotten.
+
+    They are found by their places in the drops' files, where their ledgers are there.
+    """
+    if before.rules.get("version") == made.rules.get("version"):
+        return set()
+    later = {step.drop: step.files["ledger"] for step in made.steps}
+    found: set[str] = set()
+    for step in before.steps:
+        with suppress(MissingObjectError):
+            gone = _ledger(store, step.files["ledger"], pc.field("end") == Filtered.FORGOTTEN)
+            if step.drop in later and (places := {(row["file"], row["position"]) for row in gone}):
+                there = pc.field("position").isin(sorted({position for _, position in places}))
+                rows = _ledger(store, later[step.drop], there & (pc.field("end") != Filtered.FORGOTTEN))
+                found |= {row["key"].hex() for row in rows if (row["file"], row["position"]) in places and row["key"]}
+    return found
+
+
+def _ledger(store: Store, key: str, wanted: pc.Expression) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="curation-") as folder:
+        path = Path(folder) / "ledger.parquet"
+        store.download(key, path)
+        rows: list[dict[str, Any]] = pq.read_table(
+            path, columns=["file", "position", "key"], filters=wanted
+        ).to_pylist()
+    return rows
+
+
+def check_forgotten(before: Manifest, made: Manifest, asked: Collection[str]) -> None:
     """Rows are forgotten by what the rules made of them: other rules can make something else.
 
+    :param asked: names that are to be forgotten now, beside those of before.
     :raises DataError: if fewer rows end as forgotten than before, or nothing is what was asked for now; the version is
         not the newest one then.
     """
@@ -209,7 +244,7 @@ def check_forgotten(before: Manifest, made: Manifest) -> None:
             f"{was} rows are forgotten, and other rules would forget {now} of them and bring the others back",
             "Take the rules of before, or replace the drops that hold those rows and begin another family",
         )
-    more = set(made.rules.get("forgotten", ())) - set(before.rules.get("forgotten", ()))
+    more = set(asked) - set(before.rules.get("forgotten", ()))
     if more and sum(new for _, new in pairs) == was:  # whatever else changed, as the kernel's version does
         mend = "Name it as the rows do, before masks and with its case, or a row by its place as on the card"
         raise DataError(f"family {before.family}", "no row of its drops is what is to be forgotten", mend)

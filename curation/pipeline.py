@@ -194,6 +194,7 @@ def follow(
     :param drop: None to curate the drops again that are there. :param recipe: kept beside the version, for later.
     :param again: all of them, although nothing changed.
     """
+    asked = rules.forgotten
     while True:
         head = increments.read_head(desk.store, family)
         plan = increments.plan(desk.store, head, rules, drop, again=again)
@@ -205,7 +206,11 @@ def follow(
         if made is None:
             raise increments.no_family(family)
         if head is not None and plan.parent is None:
-            increments.check_forgotten(head.manifest, made)
+            if names := increments.renamed(desk.store, head.manifest, made):
+                say(f"{len(names):,} forgotten rows have other keys by now: curating without them")
+                rules = replace(rules, forgotten=tuple(sorted({*rules.forgotten, *names})))
+                continue
+            increments.check_forgotten(head.manifest, made, asked)
         if not plan.drops and drop is not None:
             return increments.read(desk.store, family, next(s.digest for s in made.steps if s.drop == drop.id))
         if drop is not None and not fit(made, desk.recipe):

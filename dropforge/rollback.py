@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 _NONE = "none"
-_ALIAS = re.compile(r"(?!latest$|[vV]\d+$)[A-Za-z0-9_-]{1,100}")
+_ALIAS = re.compile(r"(?!(?i:latest|v\d+)$)[A-Za-z0-9_-]{1,100}")
 
 
 @dataclass(frozen=True)

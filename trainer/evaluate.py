@@ -134,34 +134,29 @@ def _compare(
             if lost := _lost(own or (), known, other.labels):
                 candidate[LOST_LABELS] = lost
             left_out = champion.get("unseen_labels") or champion.get(UNSEEN_LABELS)
-            if left_out and "problem" not in champion:
-                console.say("the champion does not know all labels: the candidate is measured without those rows again")
-                places = [place for place in places if rows[place].label in (other.labels or ())]
-                some = [rows[place] for place in places]
-                again = measure("candidate", order["candidate"], some, _known(ours, other.labels))
-                shared = _kept(again.figures)
-                compared = in_slices = {**columns, "candidate": placed(again.columns, places, len(rows))}
-            elif "problem" not in {**champion, **candidate}:
-                both = _Alike.of("evaluation rows", measured.read, other.read, places)
-                in_held = _Alike.of(
-                    "rows of the holdout", measured.held_read, other.held_read, _places(own or (), known)
-                )
+            if "problem" not in {**champion, **candidate}:
+                mine, held_mine = measured.read, measured.held_read
+                if left_out:
+                    console.say("the champion does not know all labels: both are compared without rows of the others")
+                    mine, held_mine = _of(other.labels, rows, mine), _of(other.labels, own or (), held_mine)
+                both = _Alike.of("evaluation rows", mine, other.read, places)
+                in_held = _Alike.of("rows of the holdout", held_mine, other.held_read, _places(own or (), known))
                 for told in filter(None, (both.told, in_held.told)):
                     console.say(told)
-                if told := "; ".join(filter(None, (both.narrower, in_held.narrower))):
-                    console.say(told)
+                narrower = "; ".join(filter(None, (both.narrower, in_held.narrower)))
+                if left_out or narrower:
                     some = [rows[place] for place in both.places]
                     ours = None if own is None else [own[place] for place in in_held.places]
-                    again, other = (
-                        measure(name, uri, some, ours, answering=False)
-                        for name, uri in (("candidate", order["candidate"]), ("champion", order["champion"]["model"]))
-                    )
+                    again = measure("candidate", order["candidate"], some, ours, answering=False)
                     shared = _kept(again.figures, _OF_ROWS)
+                    again_placed = placed(again.columns, both.places, len(rows))
+                    compared = in_slices = {**columns, "candidate": {**columns["candidate"], **again_placed}}
+                if narrower:
+                    console.say(narrower)
+                    other = measure("champion", order["champion"]["model"], some, ours, answering=False)
                     champion = {key: value for key, value in champion.items() if not key.startswith(_OF_ROWS)}
                     champion |= _kept(other.figures, _OF_ROWS)
                     columns["champion"] |= placed(other.columns, both.places, len(rows))
-                    mine = {**columns["candidate"], **placed(again.columns, both.places, len(rows))}
-                    compared = in_slices = {**columns, "candidate": mine}
         except (OtherTaskError, NoTargetError) as error:
             champion = {"problem": str(error)}
         if "problem" in champion:
@@ -265,6 +260,11 @@ class _Alike:
 def _places(rows: Sequence[Row], labels: Sequence[str] | None) -> list[int]:
     """Where rows stand whose label a model knows; all of them, if it is no classifier."""
     return [place for place, row in enumerate(rows) if labels is None or row.label in labels]
+
+
+def _of(labels: Sequence[str] | None, rows: Sequence[Row], read: Mapping[int, int]) -> dict[int, int]:
+    """What was read of the rows whose label is one of these. :param read: as of `MeasuredModel`."""
+    return {place: size for place, size in read.items() if rows[place].label in (labels or ())}
 
 
 def _known(rows: list[Row] | None, labels: Sequence[str] | None) -> list[Row] | None:

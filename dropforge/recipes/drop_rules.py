@@ -16,7 +16,8 @@ from dropforge.errors import RecipeError
 from dropforge.recipe import Recipe
 from dropforge.recipe_drops import Length, Rate
 
-#: Keys that describe the rows, at any value.
+_AGAIN: Final = "which are read again with each (`curation.scope: family`)"
+#: Keys that describe the rows, at any value; but where each drop is read with all others, they are the family's.
 DESCRIPTIVE: Final = frozenset(
     {
         "data.columns",
@@ -70,10 +71,12 @@ def check_differences(under: Recipe, merged: Recipe, authority: Authority) -> No
     broken: dict[str, str] = {}
     for path, holds, wanted in differences(under.plain(), asked):
         if _describes(path):
+            if merged.curation.scope == "family" and path != "data.license":
+                broken[path] = _asked(f"has {_text(holds)} for all its drops, {_AGAIN}", wanted)
             continue
         rule = _broken_rule(path, holds, wanted, under, asked) if is_allowed(path) else f"has {_text(holds)}"
         if rule:
-            broken[path] = f"{rule}, and the recipe of this drop asks for {_text(wanted)}"
+            broken[path] = _asked(rule, wanted)
     if not broken:
         return
     (first, cause), *others = list(broken.items())[:_NAMED]
@@ -84,6 +87,10 @@ def check_differences(under: Recipe, merged: Recipe, authority: Authority) -> No
         f"{authority.name} {cause}{''.join(f'; `{path}`: it {text}' for path, text in others)}{more}",
         f"Leave {'them' if others else 'it'} out of the drop; {authority.change}{bounds}",
     )
+
+
+def _asked(rule: str, wanted: Any) -> str:
+    return f"{rule}, and the recipe of this drop asks for {_text(wanted)}"
 
 
 def split_descriptive(values: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str]]:

@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from curation import forget, increments, pipeline
+from curation import forget, increments, pipeline, turns
 from curation.canonical import canonical
+from curation.explain import explain
 from curation.forgotten import Forgotten
 from curation.identity import document
 from curation.mapping import Columns
@@ -100,6 +101,39 @@ def test_other_rules_do_not_bring_forgotten_rows_back(tmp_path: Path, recipe: Ma
     head = increments.read_head(store, "fam")
     assert head is not None
     assert head.manifest.digest == without.digest
+
+
+def test_another_version_of_the_program_forgets_by_the_place_what_it_knows_by_another_key(
+    tmp_path: Path, recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row(number: int, **more: Any) -> dict[str, Any]:
+        asked = {"role": "user", "content": f"question {number}", **more}
+        return {"messages": [asked, {"role": "assistant", "content": f"answer {number}"}]}
+
+    rows = [row(n, weight=0) for n in range(30)] + [row(n + 30) for n in range(10)]
+    store, _ = add(tmp_path, rows, recipe(scope="family"), 1)
+    for line in (4, 32):
+        key = forget.key_of(store, "fam", f"drops/fam/d1/a.jsonl:{line}")
+        forget.again(store, "fam", workdir=tmp_path / f"f{line}", say=lambda _: None, forget=key)
+    beside, prepared = turns.beside, pipeline.prepared
+
+    def otherwise(message: Any, role: str = "assistant", nulls: bool = False) -> turns.Beside | None:
+        found = beside(message, role, nulls)
+        if role == "assistant" or message.get("weight") != 0:
+            return found
+        return turns.Beside({**(found.told if found else {}), "train": False}, found.unknown if found else ())
+
+    def later(*given: Any, **named: Any) -> Any:
+        rules, *rest = prepared(*given, **named)
+        return replace(rules, version=rules.version + 1), *rest
+
+    monkeypatch.setattr(turns, "beside", otherwise)
+    monkeypatch.setattr(pipeline, "prepared", later)
+    _, two = add(tmp_path, [row(n) for n in (3, 50)], recipe(scope="family"), 2)
+    fates = [explain(store, two, f"drops/fam/d1/a.jsonl:{line}")[0].end for line in (4, 5, 32)]
+    assert fates == ["forgotten", "train", "forgotten"] or fates == ["forgotten", "eval", "forgotten"]
+    assert two.counts["forgotten"] == 3  # and the new drop's copy of one
+    assert len(two.rules["forgotten"]) == 3
 
 
 def test_a_version_of_one_drop_does_not_bring_forgotten_rows_back(tmp_path: Path, recipe: MakeRecipe) -> None:

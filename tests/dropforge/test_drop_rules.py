@@ -96,6 +96,23 @@ def test_a_drop_describes_its_rows_and_may_ask_for_less() -> None:
     assert ask("data: {prompt_template: '{a} and {b}'}").data.prompt_template == "{a} and {b}"
 
 
+def test_where_all_drops_are_read_again_none_of_them_says_how() -> None:
+    """Its columns would be those of every drop of the family, and of its evaluation rows."""
+    growing = {**RECIPE["curation"], "scope": "family"}  # type: ignore[dict-item]
+    swapped = "data: {columns: {prompt: completion, completion: prompt}}"
+    with pytest.raises(
+        RecipeError, match=r"(?s)`data\.columns`.*family support has .* for all its drops, which are read"
+    ):
+        ask(swapped, curation=growing)
+    for key, value in (("text_column", "body"), ("keep_columns", "[a]"), ("encoding", "latin-1")):
+        with pytest.raises(RecipeError, match=rf"`data\.{key}`"):
+            ask(f"data: {{{key}: {value}}}", curation=growing)
+    asked = ask("data: {license: MIT}\ntrain: {max_steps: 5}", curation=growing)
+    assert (asked.data.license, asked.train.max_steps) == ("MIT", 5)
+    same = read_yaml(swapped)
+    assert ask(swapped, curation=growing, **same).data.columns is not None  # what the family says as well
+
+
 def test_a_family_gives_numbers_bounds_of_their_own() -> None:
     drops = {"bounds": {"train.learning_rate": [1e-4, 2e-3], "train.epochs": [0.5, 3], "train.max_steps": [10, 400]}}
     assert ask("train: {max_steps: 400}", drops=drops).train.max_steps == 400

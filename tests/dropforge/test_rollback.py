@@ -162,7 +162,7 @@ def test_a_rollback_of_one_alias_says_nothing_of_another(family: Family) -> None
         family.register(number=3, compared_with="2")
 
 
-@pytest.mark.parametrize("alias", ["v3", "latest", "a b", "a/b", "..", ""])
+@pytest.mark.parametrize("alias", ["v3", "latest", "Latest", "a b", "a/b", "..", ""])
 def test_an_alias_that_no_version_can_have_is_refused_before_anything_is_written(family: Family, alias: str) -> None:
     with pytest.raises(DropforgeError, match="MLflow lets no version have it"):
         rollback.choose(family.server, family.store, family.name, alias, "1")

@@ -341,6 +341,23 @@ def test_a_preset_that_a_person_chose_takes_the_familys_place(store: Store, capl
     assert "these do not count: ['train.max_steps']" in caplog.text
 
 
+def test_a_drop_does_not_say_how_others_are_read_by_way_of_a_preset_or_the_form(
+    store: Store,
+) -> None:
+    """Of the calendar's runs it says nothing at all."""
+    plan(store, entered(store, recipe="data: {text_column: body}"))
+    asked = {"drop": "fam/d1", "again": True}
+    grows = {"overrides": {"curation": {"scope": "family"}}}
+    with pytest.raises(RecipeError, match=r"`data\.text_column`.*preset tiny has .*for all its drops"):
+        plan(store, owner="run-2", preset="tiny", **asked, **grows)
+    upload(store, "d2", "data: {text_column: other}")
+    with pytest.raises(RecipeError, match=r"`data\.text_column`.*family fam \(set by .*\) has .*for all its drops"):
+        plan(store, owner="run-3", drop="fam/d2", **grows)
+    made = plan(store, owner="run-4", drop="fam/d2", again=True, retrain={"reason": "it is Monday"}, **grows)
+    assert made["recipe"]["data"]["text_column"] == "body"  # the family's
+    assert made["retrain"] == {"reason": "it is Monday"}
+
+
 def test_what_the_installation_does_not_let_be_read_is_refused_before_anything_is_read(store: Store) -> None:
     spec = RunSpec("other-1", "other", 1, f"{store.uri}/runs/other-1", store.uri, "m", "ab", {}, "code")
     store.put("runs/other-1/run.json", spec.to_json())

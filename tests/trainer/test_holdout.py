@@ -234,3 +234,42 @@ def test_labels_that_one_of_both_does_not_know_buy_no_promotion(tmp_path: Path) 
     found, reason = judged("none", [*rows[:-20], *({**row, "label": "zzz"} for row in rows[-20:])])
     assert "the champion has no finite eval/accuracy to beat" in reason
     assert "no evaluation row has a target for it" in reason
+
+
+def test_a_champion_that_lacks_labels_and_reads_fewer_rows_is_compared_on_what_both_read(tmp_path: Path) -> None:
+    """Its template takes no system messages, as Gemma's."""
+    toy = labelled_toy(str(tmp_path / "bucket"), held=20)
+    asked: dict[str, Any] = {
+        "task": "classification",
+        "base": {"model": classifier_base(tmp_path / "base", "distilbert"), "scratch": None},
+        "promote": {"metric": "eval/accuracy", "better_than_base": False},
+    }
+    steps = {"rows_per_step": 8, "tokens_per_step": None, "max_steps": 3}
+    train(toy.run("before", train=steps, evaluate={"max_rows": 60}, **asked))
+    champion = tmp_path / "champion"
+    shutil.copytree(f"{toy.files('before').uri}/model".removeprefix("file://"), champion)
+    (champion / "chat_template.jinja").write_text(
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}{{ messages[0]['content'] }}"
+    )
+    config = json.loads((champion / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (champion / "tokenizer_config.json").write_text(json.dumps(config))
+    rows = []
+    for number, row in enumerate(labelled_rows(100, 8)):
+        text = row["text"] if "text" in row else row["messages"][0]["content"]
+        said = [{"role": "system", "content": "Classify."}, {"role": "user", "content": text}]
+        label = "new" if number in {0, 2, 62, 64} else row["label"]
+        rows.append({"messages": said, "label": label} if number % 2 else {"text": text, "label": label})
+    after = Toy(toy.root, write_dataset(toy.store, {"train": rows[:60], "eval": rows[60:]}))
+    uri, files = after.run("after", train=steps, evaluate={"max_rows": 60}, **asked), after.files("after")
+    train(uri)
+    order = {"run": uri, "candidate": f"{files.uri}/model", "champion": {"version": "1", "model": str(champion)}}
+    files.put("evaluate.json", json.dumps(order).encode())
+    found = evaluate.evaluate(f"{files.uri}/evaluate.json", StopSignal(), Console(quiet=True))
+    each = json.loads(files.get("evaluation-rows.json"))
+    places = [place for place, nats in enumerate(each["champion"]["nats"]) if nats is not None]
+    assert len(places) == 18  # 20 texts, of which two have the new label
+    for side, told in (("candidate", found["shared"]), ("champion", found["champion"])):
+        right, nats = ([each[side][name][place] for place in places] for name in ("right", "nats"))
+        assert told["eval/accuracy"] == pytest.approx(sum(right) / 18)
+        assert told["eval/loss"] == pytest.approx(sum(nats) / 18, rel=1e-5)

@@ -71,12 +71,15 @@ def own_folder(folder: str) -> Path:
     return Path(folder) / f"dropforge-{os.geteuid()}"
 
 
-def _problem(folder: str) -> str | None:
-    """Why there can be no fast tier in a folder; makes this user's own there."""
+def _lacking(folder: str) -> str | None:
+    """Why there can be no fast tier in a folder, for whoever named it to mend."""
     if not Path(folder).is_dir():
         return "there is no such folder"
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return "it may not be written to"
+    return None if os.access(folder, os.W_OK | os.X_OK) else "it may not be written to"
+
+
+def _taken(folder: str) -> str | None:
+    """Why this user's own folder in it, which is made here, cannot be used."""
     own = own_folder(folder)
     try:
         own.mkdir(mode=0o700, exist_ok=True)
@@ -85,20 +88,23 @@ def _problem(folder: str) -> str | None:
         return str(error.strerror or error)
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS:
         return None
-    return f"{own.name} in it was made by another user, or others may write there"
+    return f"{own} was made by another user, or others may write there"
 
 
-def open_fast(durable: Checkpoints, gang: Gang, folder: str, keep: int) -> Fast:
-    """The fast tier of this rank's node; a collective.
+def open_fast(durable: Checkpoints, gang: Gang, folder: str, keep: int) -> Fast | None:
+    """The fast tier of this rank's node; a collective. None, which is said, where another user has this one's place.
 
     :raises RecipeError: on every rank, naming the nodes where there is no such folder, or one that nobody may write to.
     """
-    told = gang.gather((os.uname().nodename, _problem(folder)))
-    lacking = sorted({f"{name} ({why})" for name, why in told if why})
-    if lacking:
+    lacking = _lacking(folder)
+    told = gang.gather((os.uname().nodename, lacking, None if lacking else _taken(folder)))
+    if wanting := sorted({f"{name} ({why})" for name, why, _ in told if why}):
         raise RecipeError(
             f"recipe key `train.fast_checkpoints.folder`: {folder}",
-            f"it cannot be used on {', '.join(lacking)}",
+            f"it cannot be used on {', '.join(wanting)}",
             "Make or mount it on every node, name another such as /dev/shm, or leave the key out",
         )
+    if taken := sorted({f"{name} ({why})" for name, _, why in told if why}):
+        durable.say(f"no fast checkpoints: {', '.join(taken)}; continuing with those of `checkpoint_every` alone")
+        return None
     return Fast(durable, folder, keep)

@@ -140,7 +140,7 @@ def make_plan(
         )
     # After the claim: a recipe that cannot work ends this run, and the nudge need not start it again and again.
     gathered = intake_ledger.batch_recipe(store, drop.family, drop.id) if partition_key and drop.parts else None
-    recipe, first = resolve_recipe(store, drop, asked, installation, gathered)
+    recipe, first = resolve_recipe(store, drop, asked, installation, gathered, by_calendar=by_calendar is not None)
     if sourced is None and drop.uploaded:
         check_uploaded(recipe, f"drop {drop.family}/{drop.drop}")
     if recipe.curation.engine == "spark" and recipe.curation.spark.cluster is None:

@@ -22,7 +22,7 @@ from dropforge.recipe import Recipe
 from dropforge.recipe_approval import Approval
 from dropforge.recipe_costs import Limits, Price
 from dropforge.recipes.described import trained
-from dropforge.recipes.drop_rules import split_descriptive
+from dropforge.recipes.drop_rules import Authority, check_differences, split_descriptive
 from dropforge.recipes.load import (
     build_recipe,
     default_preset,
@@ -83,10 +83,13 @@ def resolve_recipe(
     asked: Filled,
     installation: Installation,
     gathered: Mapping[str, Any] | None = None,
+    *,
+    by_calendar: bool = False,
 ) -> Resolved:
     """Resolve the recipe of a run.
 
     :param gathered: the family's recipe as it was when its window closed, for several drops as one.
+    :param by_calendar: whether it started the run, for which no drop's own recipe counts.
     :raises RecipeError: with the key, the cause and the mend.
     """
     family = find_ruling(store, drop.family, installation)
@@ -95,7 +98,7 @@ def resolve_recipe(
         recipe = _held(check_startable(build_recipe(merge(values, asked.over))), values)
         _check_review(recipe, values, family)
         return Resolved(recipe)
-    own = family_recipe.read_own(store, drop)
+    own = None if by_calendar else family_recipe.read_own(store, drop)
     ruling = None if asked.preset else family
     may = installation.self_service and drop.uploaded
     sets_it = ruling is not None and family_recipe.sets_recipe(store, drop.family, ruling, self_service=may)
@@ -107,6 +110,11 @@ def resolve_recipe(
             log.info("Recipe of %s", "the drop, the family's first" if sets_it else ruling.authority.name)
         recipe = _held(check_startable(build_recipe(merge(values, asked.over))), values)
         _check_review(recipe, values, family)
+        if own and not sets_it:  # once more, as the preset or the form may have all drops read as this one says
+            preset = Authority(f"preset {asked.preset}", "choose one that says it")
+            bare = resolve({"extends": asked.preset}) if ruling is None else ruling.values
+            who = preset if ruling is None else ruling.authority
+            check_differences(build_recipe(merge(_with_review(bare, family), asked.over)), recipe, who)
         log.info("It trains %s", trained(recipe))
     except RecipeError as error:
         if own is None or asked.over:
