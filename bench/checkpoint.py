@@ -29,6 +29,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bench import training
+
 WAYS = ("ours", "dcp", "trainer")
 BAR = 1.5  # copies
 LENGTH, ROWS, WARM = 32, 2, 3  # short steps: a difference of blocks must not drown in their length
@@ -40,7 +42,6 @@ def make_loop(folder: Path, hidden: int, threads: int) -> Any:
     import torch
 
     from dropforge.recipes import load_recipe
-    from dropforge.store import FolderStore
     from trainer.config import read_settings
     from trainer.data.batch import make_batch
     from trainer.data.chat import Document
@@ -48,13 +49,8 @@ def make_loop(folder: Path, hidden: int, threads: int) -> Any:
     from trainer.data.tokenizer import SPECIAL
     from trainer.data.tokens import collect
     from trainer.gang import gang_from_env
-    from trainer.loop.loop import Loop
     from trainer.model.loss import choose_way, loss_model
     from trainer.model.scratch import make_scratch
-    from trainer.report.console import Console
-    from trainer.report.tracking import Tracker
-    from trainer.state.checkpoint import Checkpoints
-    from trainer.state.stop import StopSignal
 
     torch.set_num_threads(threads)
     gang = gang_from_env(0, {})
@@ -81,20 +77,7 @@ def make_loop(folder: Path, hidden: int, threads: int) -> Any:
     plan = Plan(tokens.lengths, tokens.targets, chosen.seed, LENGTH, ROWS, True, 1.0, chosen.max_steps)
     loss = loss_model(built.model, True, False)
     choose_way(loss, make_batch(tokens, plan.step(0)[:2], 0).to(gang.device))
-    return Loop(
-        gang=gang,
-        settings=settings,
-        built=built,
-        loss=loss,
-        plan=plan,
-        train=tokens,
-        eval=tokens,
-        pad=0,
-        checkpoints=Checkpoints(FolderStore(folder), "bench", "p", {}),
-        stop=StopSignal(),
-        console=Console(quiet=True),
-        tracker=Tracker(None, print),
-    )
+    return training.make_loop(training.Prepared(None, settings, built, tokens, plan), gang, loss, folder)
 
 
 def saving(way: str, loop: Any, folder: Path) -> tuple[Callable[[], None], Callable[[], None], Callable[[], bool]]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from curation import increments
 from curation.pii import make_scrub
 from curation.plan import make_rules
 from curation.spellings import names_so_far
+from curation.stored_rows import stored_rows
 from dropforge import layout, lineage
 from dropforge.dataset import SPLITS, Manifest, read_manifest
 from dropforge.errors import DataError, DropforgeError
@@ -70,15 +68,7 @@ def groups(store: Store, manifest: Manifest) -> set[str]:
 
 def read_column(store: Store, key: str, wanted: pc.Expression | None, column: str) -> list[Any]:
     """A column of the rows of a Parquet object that are wanted. :raises MissingObjectError: if it is gone."""
-    return [row[column] for row in _rows(store, key, wanted, [column])]
-
-
-def _rows(store: Store, key: str, wanted: pc.Expression | None, columns: list[str]) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="forget-") as folder:
-        path = Path(folder) / "rows.parquet"
-        store.download(key, path)
-        rows: list[dict[str, Any]] = pq.read_table(path, columns=columns, filters=wanted).to_pylist()
-    return rows
+    return [row[column] for row in stored_rows(store, key, wanted, [column])]
 
 
 class _Look:
@@ -126,7 +116,7 @@ class _Look:
         """Keys of the rows of a version's own ledger that are wanted, by their place; None if it is gone."""
         contents = {item["key"]: item["content"] for item in version.inputs}
         try:
-            rows = _rows(self._store, version.files["ledger"], wanted, ["file", "position", "key"])
+            rows = stored_rows(self._store, version.files["ledger"], wanted, ["file", "position", "key"])
         except MissingObjectError:
             return None
         return {(contents[row["file"]], row["position"]): row["key"] for row in rows if row["file"] in contents}

@@ -8,18 +8,16 @@ whether they came one by one or are all curated again.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from curation.reasons import Filtered
+from curation.stored_rows import stored_rows
 from curation.task import Rules
 from dropforge import layout, ledger
 from dropforge.dataset import SPLITS, Manifest, Step, read_manifest
@@ -206,25 +204,15 @@ def renamed(store: Store, before: Manifest, made: Manifest) -> set[str]:
     if before.rules.get("version") == made.rules.get("version"):
         return set()
     later = {step.drop: step.files["ledger"] for step in made.steps}
-    found: set[str] = set()
+    found, placed = set[str](), ["file", "position", "key"]
     for step in before.steps:
         with suppress(MissingObjectError):
-            gone = _ledger(store, step.files["ledger"], pc.field("end") == Filtered.FORGOTTEN)
+            gone = stored_rows(store, step.files["ledger"], pc.field("end") == Filtered.FORGOTTEN, placed)
             if step.drop in later and (places := {(row["file"], row["position"]) for row in gone}):
                 there = pc.field("position").isin(sorted({position for _, position in places}))
-                rows = _ledger(store, later[step.drop], there & (pc.field("end") != Filtered.FORGOTTEN))
+                rows = stored_rows(store, later[step.drop], there & (pc.field("end") != Filtered.FORGOTTEN), placed)
                 found |= {row["key"].hex() for row in rows if (row["file"], row["position"]) in places and row["key"]}
     return found
-
-
-def _ledger(store: Store, key: str, wanted: pc.Expression) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="curation-") as folder:
-        path = Path(folder) / "ledger.parquet"
-        store.download(key, path)
-        rows: list[dict[str, Any]] = pq.read_table(
-            path, columns=["file", "position", "key"], filters=wanted
-        ).to_pylist()
-    return rows
 
 
 def check_forgotten(before: Manifest, made: Manifest, asked: Collection[str]) -> None:

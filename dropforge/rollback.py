@@ -112,9 +112,9 @@ def _move(tracking_uri: str, choice: Choice, reason: str, by: str) -> bool:
         )
     if choice.back and current is not None:
         told = {"to": choice.version, "by": by, "at": f"{datetime.now(UTC):%FT%TZ}", "reason": reason}
-        mark = tracking.alias_tag(tracking.TAG_ROLLED_BACK, alias)
-        mlflow.set_model_version_tag(family, current, mark, json.dumps(told, ensure_ascii=False))
-    for mark in tracking.alias_tags(mlflow, family, tags, tracking.TAG_ROLLED_BACK, alias):
+        tag = tracking.alias_tag(tracking.TAG_ROLLED_BACK, alias)
+        mlflow.set_model_version_tag(family, current, tag, json.dumps(told, ensure_ascii=False))
+    if mark := tracking.told_tag(mlflow, family, tags, tracking.TAG_ROLLED_BACK, alias):
         mlflow.delete_model_version_tag(family, choice.version, mark)
     # Last: whoever sees the alias move finds the reason written.
     mlflow.set_registered_model_alias(family, alias, choice.version)
@@ -130,7 +130,7 @@ def _before(mlflow: MlflowClient, family: str, alias: str, holder: ModelVersion 
     while (number := tracking.previous_holder(mlflow, family, found.tags, alias) or _NONE) not in {_NONE, *seen}:
         seen.add(number)
         found = _version(mlflow, family, number)
-        if not tracking.alias_tags(mlflow, family, found.tags, tracking.TAG_ROLLED_BACK, alias):
+        if tracking.told_tag(mlflow, family, found.tags, tracking.TAG_ROLLED_BACK, alias) is None:
             return found
     raise DataError(
         f"version {holder.version} of {family}",

@@ -255,16 +255,18 @@ def alias_tag(name: str, alias: str) -> str:
     return name if alias == "champion" else f"{name}.{alias}"
 
 
-def alias_tags(mlflow: MlflowClient, family: str, tags: Mapping[str, str], name: str, alias: str) -> list[str]:
-    """The tags of a version by which one alias is told something.
+def told_tag(mlflow: MlflowClient, family: str, tags: Mapping[str, str], name: str, alias: str) -> str | None:
+    """The tag by which a version is told something of an alias; None if it is told nothing.
 
     :param tags: of the version. :param name: `TAG_PREVIOUS` or `TAG_ROLLED_BACK`.
     """
-    found = [alias_tag(name, alias)] if tags.get(alias_tag(name, alias)) else []
-    if found or alias == "champion" or name not in tags:
-        return found
+    tag = alias_tag(name, alias)
+    if tags.get(tag):
+        return tag
+    if alias == "champion" or name not in tags:
+        return None
     # Versions of before have one tag for any alias: it is this one's where the family has no other.
-    return [] if by_alias(mlflow, family, "champion") is not None else [name]
+    return None if by_alias(mlflow, family, "champion") is not None else name
 
 
 def previous_holder(mlflow: MlflowClient, family: str, tags: Mapping[str, str], alias: str) -> str | None:
@@ -272,7 +274,8 @@ def previous_holder(mlflow: MlflowClient, family: str, tags: Mapping[str, str], 
 
     :param tags: of the version.
     """
-    return next((tags[tag] for tag in alias_tags(mlflow, family, tags, TAG_PREVIOUS, alias)), None)
+    tag = told_tag(mlflow, family, tags, TAG_PREVIOUS, alias)
+    return None if tag is None else tags[tag]
 
 
 def champion(tracking_uri: str, family: str, alias: str = "champion") -> Champion | None:
@@ -464,7 +467,7 @@ def _promoted(
     holder = str(current.version) if current is not None else None
     if not verdict.promote or holder == number:
         return previous_holder(mlflow, family, tags, alias)
-    for tag in alias_tags(mlflow, family, tags, TAG_ROLLED_BACK, alias):
+    if tag := told_tag(mlflow, family, tags, TAG_ROLLED_BACK, alias):
         chosen = "" if alias == "champion" else f" --alias {alias}"
         raise DropforgeError(
             f"version {number} of {family}",

@@ -6,12 +6,14 @@ import os
 import statistics
 import sys
 import time
-from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.gpu.work import BETAS, CLIP, RATE, Work, settle
+from bench.gpu.work import RATE, Work, settle
+from bench.speed.hugging_face import flattened, silence
+from bench.speed.work import BETAS, CLIP
+from bench.training import make_loop
 
 
 def ours(work: Work) -> dict[str, Any]:
@@ -62,34 +64,15 @@ def saves(work: Work) -> dict[str, Any]:
 
 
 def _loop(work: Work, folder: str) -> tuple[Any, dict[str, Any]]:
-    from dropforge.store import FolderStore
     from trainer.assembly import examine
     from trainer.data.batch import make_batch
-    from trainer.loop.loop import Loop
     from trainer.model.loss import choose_way, loss_model
-    from trainer.report.console import Console
-    from trainer.report.tracking import Tracker
-    from trainer.state.checkpoint import Checkpoints
-    from trainer.state.stop import StopSignal
 
     attention = examine(work.built, work.settings)
     loss = loss_model(work.built.model, attention.packs, masked=attention.masked)
     loss.precision, loss.exact = "bf16", attention.exact
     way = choose_way(loss, make_batch(work.tokens, work.plan.step(0)[:2], 0).to(work.gang.device))
-    loop = Loop(
-        gang=work.gang,
-        settings=work.settings,
-        built=work.built,
-        loss=loss,
-        plan=work.plan,
-        train=work.tokens,
-        eval=work.tokens,
-        pad=0,
-        checkpoints=Checkpoints(FolderStore(Path(folder)), "bench", "p", {}),
-        stop=StopSignal(),
-        console=Console(quiet=True),
-        tracker=Tracker(None, print),
-    )
+    loop = make_loop(work, work.gang, loss, Path(folder))
     loop.start()
     loop.loss.train()
     return loop, {"attention": attention.name, "packing": attention.packing, "way": way}
@@ -136,75 +119,18 @@ def loop(work: Work) -> dict[str, Any]:
 
 def trainer(work: Work) -> dict[str, Any]:
     """transformers' Trainer with its collator for rows without padding."""
-    import torch
-    from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback, TrainingArguments
+    device = work.gang.device
 
-    flatten = DataCollatorWithFlattening()  # type: ignore[no-untyped-call]
-    groups = [_documents(work, packs) for step in range(work.plan.steps) for packs in work.micro_batches(step)]
-    passes, device = len(work.micro_batches(0)), work.gang.device
+    def clock() -> float:
+        settle(device)
+        return time.perf_counter()
 
-    class Ordered(Trainer):
-        def _get_train_sampler(self, *_: Any) -> Any:
-            return torch.utils.data.SequentialSampler(groups)
-
-    class Clock(TrainerCallback):
-        began, loss = 0.0, float("nan")
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == work.cell.warm:
-                settle(device)
-                self.began = time.perf_counter()
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            self.loss = float((logs or {}).get("loss", self.loss))
-
-    clock = Clock()
-    model = work.built.whole or work.built.model
     if work.cell.recompute and work.cell.method == "lora":
-        model.enable_input_require_grads()
-    with TemporaryDirectory() as folder, Path(os.devnull).open("w") as null, redirect_stdout(null):
-        peer = Ordered(
-            model=model,
-            args=TrainingArguments(
-                output_dir=folder,
-                per_device_train_batch_size=1,
-                gradient_accumulation_steps=passes,
-                max_steps=work.plan.steps,
-                learning_rate=RATE,
-                lr_scheduler_type="constant",
-                weight_decay=0.0,
-                adam_beta1=BETAS[0],
-                adam_beta2=BETAS[1],
-                optim="adamw_torch_fused",
-                max_grad_norm=CLIP,
-                logging_steps=1,
-                save_strategy="no",
-                report_to=[],
-                use_cpu=device.type == "cpu",
-                bf16=True,
-                disable_tqdm=True,
-                remove_unused_columns=False,
-                gradient_checkpointing=work.cell.recompute,
-                gradient_checkpointing_kwargs={"use_reentrant": False} if work.cell.recompute else None,
-            ),
-            train_dataset=groups,
-            data_collator=lambda items: flatten(items[0]),
-            callbacks=[clock],
-        )
-        peer.train()
-    settle(device)
-    return {"seconds": time.perf_counter() - clock.began, "loss": clock.loss}
-
-
-def _documents(work: Work, packs: list[Any]) -> list[dict[str, Any]]:
-    """The same documents one by one, as Trainer takes them."""
-    import numpy as np
-
-    found = []
-    for index in (int(index) for pack in packs for index in pack):
-        ids, trained = work.tokens.document(index)
-        found.append({"input_ids": ids.tolist(), "labels": np.where(trained, ids, -100).tolist()})
-    return found
+        work.built.whole.enable_input_require_grads()
+    cpu = device.type == "cpu"
+    more = {"learning_rate": RATE, "use_cpu": cpu, "bf16": True, "dataloader_pin_memory": not cpu}
+    with TemporaryDirectory() as folder, silence():
+        return flattened(work, folder, clock, **more)
 
 
 VARIANTS = {"ours": ours, "loop": loop, "trainer": trainer, "saves": saves}
@@ -228,7 +154,7 @@ def measure(work: Work) -> dict[str, Any]:
     except torch.OutOfMemoryError as error:
         return {"problem": str(error).splitlines()[0]}
     if "seconds" in found:
-        tokens, targets = work.timed
+        tokens, targets = work.timed_with_targets
         found |= {"tokens": tokens, "tokens_per_second": tokens / found["seconds"]}
         found["tflops"] = flops.of(tokens, targets) / found["seconds"] / 1e12
         found["mfu"] = None if peak is None else found["tflops"] * 1e12 / peak

@@ -8,34 +8,22 @@ from typing import Any, Final
 import numpy as np
 
 from bench.gpu.cells import Cell
+from bench.training import Prepared
 
 SEED: Final = 17
-RATE, CLIP, BETAS = 1e-4, 1.0, (0.9, 0.95)
+RATE: Final = 1e-4
 
 
 @dataclass(frozen=True)
-class Work:
-    """
-    :param settings: as the trainer reads them from the recipe. :param built: the model, adapters injected.
-    :param tokens: the documents, and :param plan: which of them stand together in which step.
-    """
+class Work(Prepared):
+    """A cell's. :param gang: this process, on its device."""
 
     cell: Cell
     gang: Any
     recipe: Any
-    settings: Any
-    built: Any
-    tokens: Any
-    plan: Any
-
-    def micro_batches(self, step: int) -> list[list[Any]]:
-        """The packs of each forward pass of a step, in the order in which ours takes them."""
-        from trainer.data.balance import share
-
-        return share(self.plan.step(step), self.tokens.lengths, 0, 1, self.cell.micro)
 
     @property
-    def timed(self) -> tuple[int, int]:
+    def timed_with_targets(self) -> tuple[int, int]:
         """Tokens of the steps that count, and those of them that are targets."""
         packs = [pack for step in range(self.cell.warm, self.plan.steps) for pack in self.plan.step(step)]
         return tuple(
@@ -101,7 +89,7 @@ def prepare(cell: Cell) -> Work:
     tokens = collect(documents, {"rows": count})
     steps = cell.steps + cell.warm
     plan = Plan(tokens.lengths, tokens.targets, SEED, cell.length, cell.rows, True, 8.0, steps)
-    return Work(cell, gang, recipe, settings, built, tokens, plan)
+    return Work(cell, settings, built, tokens, plan, gang, recipe)
 
 
 def settle(device: Any) -> None:

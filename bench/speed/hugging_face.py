@@ -12,21 +12,25 @@ from typing import Any
 
 from bench.speed.cells import LENGTH, ROWS
 from bench.speed.work import BETAS, CLIP, RATE, Work
+from bench.training import Prepared
 
 
 def train(work: Work, variant: str) -> dict[str, Any]:
     """Seconds of CPU in the steps that count, their tokens, and the last loss."""
-    with TemporaryDirectory() as folder, _silence():
+    with TemporaryDirectory() as folder, silence():
         return {
-            "flat": lambda: _trainer(work, folder, _flatten()),
-            "padded": lambda: _trainer(work, folder, _pad(work), ordered=not work.cell.labelled),
-            "bucketed": lambda: _trainer(work, folder, _pad(work)),
+            "flat": lambda: {"tokens": work.timed, **flattened(work, folder)},
+            "padded": lambda: {
+                "tokens": work.timed,
+                **_trainer(work, folder, _pad(work), ordered=not work.cell.labelled),
+            },
+            "bucketed": lambda: {"tokens": work.timed, **_trainer(work, folder, _pad(work))},
             "trl-padded": lambda: _trl(work, folder, packing=False),
             "trl-packed": lambda: _trl(work, folder, packing=True),
         }[variant]()
 
 
-def _arguments(work: Work, folder: str) -> dict[str, Any]:
+def _arguments(work: Prepared, folder: str) -> dict[str, Any]:
     """What all of them are told; one micro-batch of ours is one of theirs."""
     return {
         "output_dir": folder,
@@ -53,7 +57,7 @@ def _arguments(work: Work, folder: str) -> dict[str, Any]:
     }
 
 
-def _groups(work: Work, ordered: bool) -> list[list[dict[str, Any]]]:
+def _groups(work: Prepared, ordered: bool) -> list[list[dict[str, Any]]]:
     """The documents of each forward pass.
 
     :param ordered: of like length, as ours; else as they come, which is Trainer's way.
@@ -68,7 +72,7 @@ def _groups(work: Work, ordered: bool) -> list[list[dict[str, Any]]]:
     return groups
 
 
-def _clock(work: Work) -> Any:
+def _clock(work: Prepared, now: Callable[[], float] = time.process_time) -> Any:
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
@@ -76,7 +80,7 @@ def _clock(work: Work) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             if state.global_step == work.cell.warm:
-                self.began = time.process_time()
+                self.began = now()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
             self.loss = float((logs or {}).get("loss", self.loss))
@@ -84,7 +88,23 @@ def _clock(work: Work) -> Any:
     return Clock()
 
 
-def _trainer(work: Work, folder: str, collate: Callable[[Any], Any], ordered: bool = True) -> dict[str, Any]:
+def flattened(work: Prepared, folder: str, now: Callable[[], float] = time.process_time, **more: Any) -> dict[str, Any]:
+    """With the collator that lays documents end to end. :param now: the clock. :param more: of Trainer's arguments."""
+    from transformers import DataCollatorWithFlattening
+
+    collate = DataCollatorWithFlattening()  # type: ignore[no-untyped-call]
+    return _trainer(work, folder, collate, now=now, **more)
+
+
+def _trainer(
+    work: Prepared,
+    folder: str,
+    collate: Callable[[Any], Any],
+    *,
+    ordered: bool = True,
+    now: Callable[[], float] = time.process_time,
+    **more: Any,
+) -> dict[str, Any]:
     import torch
     from transformers import Trainer, TrainingArguments
 
@@ -94,22 +114,16 @@ def _trainer(work: Work, folder: str, collate: Callable[[Any], Any], ordered: bo
         def _get_train_sampler(self, *rest: Any) -> Any:
             return torch.utils.data.SequentialSampler(groups)
 
-    clock = _clock(work)
+    clock = _clock(work, now)
     peer = Ordered(
         model=work.built.whole or work.built.model,
-        args=TrainingArguments(**_arguments(work, folder)),
+        args=TrainingArguments(**{**_arguments(work, folder), **more}),
         train_dataset=groups,
         data_collator=lambda items: collate(items[0]),
         callbacks=[clock],
     )
     peer.train()
-    return {"tokens": work.timed, "seconds": time.process_time() - clock.began, "loss": clock.loss}
-
-
-def _flatten() -> Callable[[Any], Any]:
-    from transformers import DataCollatorWithFlattening
-
-    return DataCollatorWithFlattening()  # type: ignore[no-untyped-call]
+    return {"seconds": now() - clock.began, "loss": clock.loss}
 
 
 def _pad(work: Work) -> Callable[[Any], Any]:
@@ -189,7 +203,7 @@ def _tokenizer(work: Work) -> Any:
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Trainers print each log."""
     before = sys.stdout
     with open(os.devnull, "w") as null:  # noqa: PTH123 - no file of ours

@@ -8,37 +8,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.speed.work import Work
+from bench.training import make_loop
 
 
 def train(work: Work) -> dict[str, Any]:
     """Seconds of CPU in the steps that count, their tokens, and the last loss."""
-    from dropforge.store import FolderStore
     from trainer.data.batch import make_batch
     from trainer.gang import Gang
-    from trainer.loop.loop import Loop
     from trainer.model.loss import choose_way, loss_model
-    from trainer.report.console import Console
-    from trainer.report.tracking import Tracker
-    from trainer.state.checkpoint import Checkpoints
-    from trainer.state.stop import StopSignal
 
     loss = loss_model(work.built.model, not work.cell.labelled, False)
     way = choose_way(loss, make_batch(work.tokens, work.plan.step(0)[:2], 0))
     with TemporaryDirectory() as folder:
-        loop = Loop(
-            gang=Gang(),
-            settings=work.settings,
-            built=work.built,
-            loss=loss,
-            plan=work.plan,
-            train=work.tokens,
-            eval=work.tokens,
-            pad=0,
-            checkpoints=Checkpoints(FolderStore(Path(folder)), "bench", "p", {}),
-            stop=StopSignal(),
-            console=Console(quiet=True),
-            tracker=Tracker(None, print),
-        )
+        loop = make_loop(work, Gang(), loss, Path(folder))
         loop.start()
         loop.loss.train()
         for _ in range(work.cell.warm):

@@ -8,40 +8,17 @@ from typing import Any, Final
 import numpy as np
 
 from bench.speed.cells import LENGTH, ROWS, Cell
+from bench.training import Prepared
 
 RATE, CLIP, BETAS, SEED = 1e-3, 1.0, (0.9, 0.95), 17
 LABELS: Final = ("no", "yes", "perhaps")
 
 
 @dataclass(frozen=True)
-class Work:
-    """
-    :param settings: as the trainer reads them from the recipe. :param built: the model, adapters injected.
-    :param tokens: the documents, and :param plan: which of them stand together in which step.
-    """
+class Work(Prepared):
+    """A cell's."""
 
     cell: Cell
-    settings: Any
-    built: Any
-    tokens: Any
-    plan: Any
-
-    def micro_batches(self, step: int) -> list[list[Any]]:
-        """The packs of each forward pass of a step, in the order in which ours takes them."""
-        from trainer.data.balance import share
-
-        return share(self.plan.step(step), self.tokens.lengths, 0, 1, self.cell.micro)
-
-    def documents(self, packs: list[Any]) -> list[dict[str, Any]]:
-        """The same documents one by one, as peers take them."""
-        found = []
-        for index in (int(index) for pack in packs for index in pack):
-            ids, trained = self.tokens.document(index)
-            labels = (
-                np.where(trained, ids, -100).tolist() if self.tokens.labels is None else int(self.tokens.labels[index])
-            )
-            found.append({"input_ids": ids.tolist(), "labels": labels})
-        return found
 
     @property
     def timed(self) -> int:

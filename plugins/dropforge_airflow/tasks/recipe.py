@@ -110,7 +110,8 @@ def resolve_recipe(
             log.info("Recipe of %s", "the drop, the family's first" if sets_it else ruling.authority.name)
         recipe = _held(check_startable(build_recipe(merge(values, asked.over))), values)
         _check_review(recipe, values, family)
-        if own and not sets_it:  # once more, as the preset or the form may have all drops read as this one says
+        # Once more: the preset or the form may have all drops read as this one says.
+        if own and not sets_it and recipe.curation.scope == "family":
             preset = Authority(f"preset {asked.preset}", "choose one that says it")
             bare = resolve({"extends": asked.preset}) if ruling is None else ruling.values
             who = preset if ruling is None else ruling.authority
