@@ -136,7 +136,7 @@ test-beside: $(READY)  # those of the cluster that can run beside each other
 	@PATH="$$PATH:$(CURDIR)/$(BIN)" $(PYTEST) $(WORKERS) --maxprocesses 2 -m "cluster and not outage" $(ARGS)
 
 test-outages: $(READY)  # those that take a node or the API server away, one by one
-	@$(PYTEST) -n0 -m "cluster and outage" $(ARGS)
+	@PATH="$$PATH:$(CURDIR)/$(BIN)" $(PYTEST) -n0 -m "cluster and outage" $(ARGS)
 
 test-images: $(READY)  ## Build the images and start them, with the tool that DROPFORGE_IMAGE_BUILDER names
 	@test -x "$$DROPFORGE_IMAGE_BUILDER" || { echo "error: DROPFORGE_IMAGE_BUILDER names no program; images/README.md says which it is"; exit 1; }

@@ -6,11 +6,13 @@ every unit keeps the side that it had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+
+import pyarrow.compute as pc
 
 from curation import increments
 from curation.engines.choice import choose, opened
@@ -49,7 +51,16 @@ def again(
     check(head.recipe)
     recipe = build_recipe(dict(head.recipe))
     rules, sets, own = prepared(store, recipe, workdir)
-    rules = _forgetting(rules, head.manifest, forget)
+    names = set() if forget is None else {forget.hex()}
+    if forget is not None and head.manifest.rules.get("version") != rules.version:
+        # First by the new rules, which may know the row by another name.
+        made = again(store, family, workdir=workdir, say=say)
+        rows = [*increments.moved(store, head.manifest, made, pc.field("key") == forget)]
+        names = increments.names_of(rows) if rows else names
+        if not names:  # it is a copy of what is forgotten
+            return made
+        head = newest(store, family)
+    rules = _forgetting(rules, head.manifest, names)
     size = sum(file.size for drop in increments.drops(store, head.manifest) for file in drop.data_files)
     choice = choose(recipe.curation, size)
     say(f"Curation engine {choice.engine}: {choice.why}")
@@ -78,10 +89,10 @@ def _before(store: Store, version: Manifest) -> Iterator[Manifest]:
         yield version
 
 
-def _forgetting(rules: Rules, before: Manifest, name: bytes | None) -> Rules:
-    if name is None:
+def _forgetting(rules: Rules, before: Manifest, names: Set[str]) -> Rules:
+    if not names:
         return rules
-    forgotten = {*before.rules.get("forgotten", ()), name.hex()}
+    forgotten = {*before.rules.get("forgotten", ()), *names}
     return replace(rules, forgotten=tuple(sorted(forgotten)), sides_of=before.digest)
 
 

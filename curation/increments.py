@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -197,22 +197,32 @@ def on_card(manifest: Manifest, earlier: Sequence[Step], name: str, ends: Mappin
 
 
 def renamed(store: Store, before: Manifest, made: Manifest) -> set[str]:
-    """Names (hexadecimal content keys) by which another version of the program knows rows that are forgotten.
-
-    They are found by their places in the drops' files, where their ledgers are there.
-    """
+    """Names (hexadecimal content keys) by which another version of the program knows rows that are forgotten."""
     if before.rules.get("version") == made.rules.get("version"):
         return set()
+    return names_of(moved(store, before, made, pc.field("end") == Filtered.FORGOTTEN))
+
+
+def names_of(rows: Iterable[Mapping[str, Any]]) -> set[str]:
+    """By which rows of a ledger can be forgotten, without those that are."""
+    return {row["key"].hex() for row in rows if row["end"] != Filtered.FORGOTTEN and row["key"]}
+
+
+def moved(store: Store, before: Manifest, made: Manifest, wanted: pc.Expression) -> Iterator[dict[str, Any]]:
+    """Rows of a version's ledgers that stand where those are that are wanted in the ledgers of another one.
+
+    They are found by their places in the drops' files, where both ledgers are there.
+    """
     later = {step.drop: step.files["ledger"] for step in made.steps}
-    found, placed = set[str](), ["file", "position", "key"]
+    placed = ["file", "position", "key", "end"]
     for step in before.steps:
         with suppress(MissingObjectError):
-            gone = stored_rows(store, step.files["ledger"], pc.field("end") == Filtered.FORGOTTEN, placed)
-            if step.drop in later and (places := {(row["file"], row["position"]) for row in gone}):
+            old = stored_rows(store, step.files["ledger"], wanted, placed)
+            if step.drop in later and (places := {(row["file"], row["position"]) for row in old}):
                 there = pc.field("position").isin(sorted({position for _, position in places}))
-                rows = stored_rows(store, later[step.drop], there & (pc.field("end") != Filtered.FORGOTTEN), placed)
-                found |= {row["key"].hex() for row in rows if (row["file"], row["position"]) in places and row["key"]}
-    return found
+                for row in stored_rows(store, later[step.drop], there, placed):
+                    if (row["file"], row["position"]) in places:
+                        yield row
 
 
 def check_forgotten(before: Manifest, made: Manifest, asked: Collection[str]) -> None:

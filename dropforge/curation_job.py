@@ -24,7 +24,7 @@ _PROGRAM: Final = "curation/spark_job/__main__.py"
 _FAMILY_LENGTH: Final = 20
 _ROLES: Final = {"driver": "spark-kubernetes-driver", "executor": "spark-kubernetes-executor"}
 # For people to read: the image has its own. Never this worker's, which would make another job of it on the next one.
-_SPARK_VERSION: Final = "4.0.0"
+_SPARK_VERSION: Final = "4.3.0"
 _PYTHON_PERCENT: Final = 40
 KEPT_SECONDS: Final = 24 * 3600
 """How long what has ended can be looked at."""

@@ -19,6 +19,7 @@ from dropforge.placement.catalogue import find, read
 from dropforge.placement.fabrics import PREFLIGHT, Network, environment, preflight
 from dropforge.placement.pods import ARCH, GPU_TAINT, ahead, placed, rated_gbps
 from dropforge.recipe import Compute, Recipe
+from dropforge.recipes.place_rules import check_disk, instance_of
 from dropforge.run import RunSpec, job_name
 from dropforge.volumes import pod_volumes
 
@@ -260,6 +261,19 @@ def requested_disk(recipe: Recipe) -> int | None:
     if compute.backend == "local" or compute.queue is not None or compute.ephemeral_storage_gb is not None:
         return None
     return None if "TMPDIR" in compute.env else disk_bytes(recipe)
+
+
+def check_requested_disk(recipe: Recipe) -> None:
+    """Refuse a base whose files and export are more than its instance has disk.
+
+    :raises RecipeError: only if the base is known here, and the instance has disks of its own.
+    """
+    asked, name = requested_disk(recipe), recipe.compute.instance
+    if asked is None or name is None:
+        return
+    thing = "recipe key `base`"
+    mend = "Take a smaller one, or set `compute.data_cache` to a volume that has it"
+    check_disk(instance_of(name), thing, ceil(asked / 1e9), mend)
 
 
 def _pod(compute: Compute) -> dict[str, Any]:

@@ -441,17 +441,18 @@ def register(
     :param compared_with: version of the champion the candidate was measured against; None if there was none.
     :param hold: keeps others from moving the alias, see `dropforge.moves`.
     :raises DropforgeError: if the champion is another one by now, so that the verdict says nothing about it, if
-        somebody rolled this version back, or if the model lies elsewhere than below the run's own folder.
+        somebody rolled this version back, if it holds the alias against the verdict, or if the model lies elsewhere
+        than below the run's own folder.
     """
     mlflow = client(tracking_uri)
     version = _version(mlflow, spec, report)
     number = str(version.version)
-    if version.description in (None, "", _made_by(spec)):  # else a person has written there
-        mlflow.update_model_version(spec.family, number, descriptions.of_version(spec, verdict, number))
     if (model := _exported(mlflow, spec, report.get("exported_step"))) is not None:
         _link(mlflow, model, spec.family, number)
     with hold or nullcontext():
         previous = _promoted(mlflow, spec.family, number, verdict, alias, compared_with)
+    if version.description in (None, "", _made_by(spec)):  # else a person has written there
+        mlflow.update_model_version(spec.family, number, descriptions.of_version(spec, verdict, number))
     mlflow.set_model_version_tag(spec.family, number, TAG_VERDICT, verdict.reason[:4900])
     if spec.tracking is not None:
         mlflow.set_tag(spec.tracking.run_id, TAG_VERSION, number)
@@ -465,10 +466,16 @@ def _promoted(
     tags = mlflow.get_model_version(family, number).tags
     current = by_alias(mlflow, family, alias)
     holder = str(current.version) if current is not None else None
+    chosen = "" if alias == "champion" else f" --alias {alias}"
+    if holder == number and not verdict.promote:
+        raise DropforgeError(
+            f"version {number} of {family}",
+            f"it is {alias!r} already, and a verdict takes no alias away ({verdict.reason})",
+            f"If it should not be: `dropforge rollback {family}{chosen}`",
+        )
     if not verdict.promote or holder == number:
         return previous_holder(mlflow, family, tags, alias)
     if tag := told_tag(mlflow, family, tags, TAG_ROLLED_BACK, alias):
-        chosen = "" if alias == "champion" else f" --alias {alias}"
         raise DropforgeError(
             f"version {number} of {family}",
             f"it was rolled back ({tags[tag]})",

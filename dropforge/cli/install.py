@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypedDict
 
 import boto3
 import typer
@@ -18,6 +18,7 @@ from dropforge.install.cloudformation import Identity
 from dropforge.install.logs import Logs, logs_template
 from dropforge.install.notifying import merged
 from dropforge.install.plan import text
+from dropforge.install.rights import STANDARDS
 from dropforge.install.steps import PLACES, Size, size_named
 from dropforge.placement.queues import render
 from dropforge.placement.teams import FILE, Teams
@@ -34,6 +35,7 @@ BY_SIZE: Final = ("namespaces", "rights", "job-triggerer", "network-policies", "
 #: All others: Secrets with new values, and what takes options of its own.
 OTHERS: Final = ("keys", "grafana-login", "storage-classes", "claims", "node-pools", "image-policy")
 
+_SIZE = "The manifests (--size)"
 _PLAN = "The order (--plan)"
 _AWS = "The template (--aws)"
 _NOTE = "A bucket that there is (--notify)"
@@ -52,6 +54,21 @@ def install(  # one option per name that an account may choose
             show_default="team, with --plan",
         ),
     ] = None,
+    enforce: Annotated[
+        str,
+        typer.Option(
+            help="The Pod Security Standard that namespaces enforce, baseline or restricted.", rich_help_panel=_SIZE
+        ),
+    ] = STANDARDS[0],
+    subnet: Annotated[str, typer.Option(help="Of FSx, for its StorageClass.", rich_help_panel=_SIZE)] = "",
+    security_group: Annotated[str, typer.Option(help="Of FSx, for its StorageClass.", rich_help_panel=_SIZE)] = "",
+    file_system: Annotated[str, typer.Option(help="Of EFS, for its StorageClass.", rich_help_panel=_SIZE)] = "",
+    recipe: Annotated[
+        str, typer.Option(help="The preset or file whose volumes are claimed.", rich_help_panel=_SIZE)
+    ] = "",
+    gigabytes: Annotated[
+        int, typer.Option(help="Of each claim, or the smallest size of its storage.", rich_help_panel=_SIZE)
+    ] = 100,
     on: Annotated[str, typer.Option(help="eks, nebius or any.", rich_help_panel=_PLAN)] = "any",
     aws: Annotated[
         bool, typer.Option("--aws", help="Print a CloudFormation template: bucket, queues, a role per component.")
@@ -109,12 +126,22 @@ def install(  # one option per name that an account may choose
     if orders > 1 or (orders == 0 and size is None):
         mend = "Give --size, --plan, --aws or --notify QUEUE_ARN"
         raise DropforgeError("`dropforge install`", "it needs one order", mend)
+    storage: _Storage = {
+        "subnet": subnet,
+        "security_group": security_group,
+        "file_system": file_system,
+        "recipe": recipe,
+        "gigabytes": gigabytes,
+    }
+    if orders and (enforce != STANDARDS[0] or storage != _NO_STORAGE):
+        mend = "Give them to `dropforge install --size SIZE` alone, or to `dropforge manifests`"
+        raise DropforgeError(f"options of {_SIZE!r}", "they are for the manifests of a size", mend)
     if plan:
         known = {"BUCKET": bucket, "CLUSTER": cluster, "TRAINING": _only(namespace), "LOGS_BUCKET": logs_bucket}
         typer.echo(_plan(size_named(size or "team"), on, known), nl=False)
         return
     if size is not None and orders == 0:
-        _manifests(size_named(size), namespace or ["training"])
+        _manifests(size_named(size), namespace or ["training"], enforce, storage)
         return
     if logs_bucket and (bucket or notify is not None):
         raise DropforgeError("option --logs-bucket", "it is a template of its own", "Leave --bucket and --notify out")
@@ -160,16 +187,38 @@ def _only(namespaces: list[str] | None) -> str:
     return first
 
 
-def _manifests(size: Size, training: list[str]) -> None:
-    """Print what is in no chart: the kinds of `BY_SIZE`, and the queues where there are some."""
+class _Storage(TypedDict):
+    subnet: str
+    security_group: str
+    file_system: str
+    recipe: str
+    gigabytes: int
+
+
+_NO_STORAGE: Final = _Storage(subnet="", security_group="", file_system="", recipe="", gigabytes=100)
+
+
+def _manifests(size: Size, training: list[str], enforce: str, storage: _Storage) -> None:
+    """Print what is in no chart: the kinds of `BY_SIZE`, the queues where there are some, and the storage asked for."""
     large = size != "laptop"
     queues = f"---\n{yaml.safe_dump_all(render(_teams(training)), sort_keys=False, width=120)}" if large else ""
-    kinds = list(BY_SIZE if large else BY_SIZE[:3])
-    # Ports of S3 and of Kubernetes' API, as in the plan.
-    manifests.manifests(kinds, namespace=training, size=size, image=_airflow_image(), port=[443, 6443])
+    classes = storage["subnet"] or storage["security_group"] or storage["file_system"]
+    asked = [*(["storage-classes"] if classes else []), *(["claims"] if storage["recipe"] else [])]
+    # Storage needs kinds of Kubernetes alone, so it comes before those that a chart has to bring.
+    kinds = [*BY_SIZE[:2], *asked, *(BY_SIZE[2:] if large else BY_SIZE[2:3])]
+    manifests.manifests(
+        kinds,
+        namespace=training,
+        size=size,
+        enforce=enforce,
+        image=_airflow_image(),
+        port=[443, 6443],  # of S3 and of Kubernetes' API, as in the plan
+        **storage,
+    )
     typer.echo(queues, nl=False)
     told = Console(stderr=True, soft_wrap=True)
-    told.print(Text(f"`dropforge manifests` prints what is not among them: {', '.join(OTHERS)}."))
+    left = ", ".join(kind for kind in OTHERS if kind not in asked)
+    told.print(Text(f"`dropforge manifests` prints what is not among them: {left}."))
 
 
 def _airflow_image() -> str:

@@ -26,7 +26,15 @@ from dropforge.estimate import Estimate, check_length, check_memory, estimate, m
 from dropforge.folder_files import files_of
 from dropforge.forecast import Forecast, Speed, forecast, steps_text
 from dropforge.hub import UnreachableError, at_config, is_hub_id, pin_base
-from dropforge.job import evaluate_job, gang_environment, network_of, requested_disk, tokenise_job, train_job
+from dropforge.job import (
+    check_requested_disk,
+    evaluate_job,
+    gang_environment,
+    network_of,
+    requested_disk,
+    tokenise_job,
+    train_job,
+)
 from dropforge.layout import RECIPE, SUCCESS, check_family, run_prefix
 from dropforge.placement.catalogue import read
 from dropforge.placement.fabrics import PREFLIGHT, Preflight, variables
@@ -142,6 +150,7 @@ def plan(
             check_folder_there(loaded, readable().folders)
         check_length(sized)
         check_memory(loaded, figures)
+        check_requested_disk(loaded)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from dropforge.data_names import read_name
 from dropforge.drop import is_id
 from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.estimate import check_length, check_memory, estimate
+from dropforge.job import check_requested_disk
 from dropforge.layout import check_family
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import (
@@ -132,6 +133,7 @@ def check(recipe: Recipe, drop: str | None) -> None:
     check_startable(recipe)
     check_length(recipe)
     check_memory(recipe, estimate(recipe))
+    check_requested_disk(recipe)
     if drop is None and recipe.data.source is None:
         raise DataError(
             "the data",

@@ -48,7 +48,11 @@ def exporter(image: str) -> list[dict[str, Any]]:
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": metadata,
-            "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}},
+            "spec": {
+                "replicas": 1,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": pod},
+            },
         },
         {
             "apiVersion": "v1",

@@ -519,5 +519,10 @@ STEPS: Final = (
         check="dropforge doctor --cluster --recipe preset.yaml --account airflow:airflow-worker --pod $BUCKET "
         "&& dropforge doctor --watcher",
         before=('set -a; . ./settings.env; AIRFLOW_USERNAME=admin; read -rsp "Password: " AIRFLOW_PASSWORD; set +a',),
+        without_roles=(
+            'set -a; . ./settings.env; AIRFLOW_USERNAME=admin; read -rsp "Password: " AIRFLOW_PASSWORD; set +a',
+            # Not sourced: keys may have what means something to a shell, and MLflow's address is one of the cluster.
+            "while read -r line; do export \"$line\"; done < <(grep '^AWS_' trainer.env)",
+        ),
     ),
 )

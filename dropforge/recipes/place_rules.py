@@ -112,6 +112,8 @@ def check_place(compute: Compute) -> None:
                 f"with all GPUs of {on.name} a pod has {asked:g} of {most:.1f} {unit}, and the GPUs would wait for it",
                 "Leave out `cpus`, `memory_gb` and `processes_per_node`: `compute.instance` says them",
             )
+    if compute.ephemeral_storage_gb is not None:
+        check_disk(on, "recipe key `compute.ephemeral_storage_gb`", compute.ephemeral_storage_gb, "Ask for less")
     for label, value in labels(on).items():
         if (compute.node_selector or {}).get(label, value) != value:
             raise RecipeError(
@@ -119,6 +121,20 @@ def check_place(compute: Compute) -> None:
                 f"no {on.name} has the label {label}={compute.node_selector[label]}",  # type: ignore[index]
                 f"Remove it: `compute.instance` says {value}",
             )
+
+
+def check_disk(on: Instance, thing: str, gigabytes: float, mend: str) -> None:
+    """Whether a pod's disk fits on the instance's own disks, where it has some.
+
+    :raises RecipeError: naming `thing` and `mend`, and the file in which nodes with other disks are named.
+    """
+    if on.nvme_gb and gigabytes > on.nvme_gb:
+        raise RecipeError(
+            thing,
+            f"{on.name} has disks of {on.nvme_gb} GB, not {gigabytes:g} GB",
+            f"{mend}, or name a larger instance; if your nodes of it have another disk, say its GB as `nvme_gb` in the "
+            f"file of {catalogue.VARIABLE}",
+        )
 
 
 def _check_topology(compute: Compute, on: Instance) -> None:

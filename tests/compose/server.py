@@ -16,7 +16,8 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,6 +50,7 @@ class Server:
             pytest.skip("DROPFORGE_COMPOSE names no tool that brings compose files up")
         if not ENGINE:
             pytest.skip("there is neither Podman nor Docker")
+        self.site_packages = site_packages
         self.env_file = folder / ".env"
         self.secrets = make_env(self.env_file)
         self.ports = {name: _free_port() for name in ("AIRFLOW_PORT", "MLFLOW_PORT", "S3_PORT")}
@@ -155,6 +157,35 @@ esac
         found: dict[str, Any] = json.loads(engine("inspect", self.container(service)))[0]
         return found
 
+    @contextmanager
+    def serving(self, model: str, env: Mapping[str, str]) -> Iterator[str]:
+        """`mlflow models serve` of a registered model in MLflow's image, with this machine's packages; its address.
+
+        :param env: how the container reaches MLflow and S3.
+        """
+        port, name = _free_port(), f"{PROJECT}-serving"
+        networks = self.inspect("mlflow")["NetworkSettings"]["Networks"]
+        words = [
+            "run",
+            "--detach",
+            "--name",
+            name,
+            "--network",
+            next(iter(networks)),
+            f"--publish=127.0.0.1:{port}:5000",
+        ]
+        words += ["--ulimit=host"] if ENGINE.endswith("podman") else []
+        packages = f"{self.site_packages}:/opt/mlflow/.venv/lib/python3.11/site-packages:ro"
+        words += ["--volume", packages, *(f"--env={key}" for key in env), self.inspect("mlflow")["Image"]]
+        words += f"mlflow models serve -m models:/{model} --env-manager local --host 0.0.0.0 --port 5000".split()
+        self._printed([ENGINE, *words], 120, env={**os.environ, **env})
+        try:
+            address = f"http://127.0.0.1:{port}"
+            self.until(lambda: _answers(f"{address}/ping"), lambda: engine("logs", name)[-3000:], 180)
+            yield address
+        finally:
+            engine("rm", "--force", name)
+
     def kill(self, service: str) -> None:
         """SIGKILL to its first process, as if it had died: the engine does not know that somebody wanted it."""
         os.kill(self.inspect(service)["State"]["Pid"], signal.SIGKILL)
@@ -219,6 +250,12 @@ def fetch(url: str) -> dict[str, Any]:
     with urllib.request.urlopen(url, timeout=5) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
+
+
+def _answers(url: str) -> bool:
+    """:raises OSError: if nobody does, or with an error."""
+    with urllib.request.urlopen(url, timeout=5):
+        return True
 
 
 def engine(*words: str, timeout: float = 120) -> str:

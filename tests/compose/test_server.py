@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import re
@@ -16,10 +17,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import boto3
+import httpx
 import pytest
 import torch
 from mlflow import MlflowClient
 
+from dropforge import layout, tracking
 from tests.compose.server import ENGINE, PROJECT, WANTED, Server, engine, page_commands
 from tests.trainer.toy import sample_rows
 
@@ -156,8 +160,49 @@ def test_a_drop_becomes_a_registered_model_though_every_container_is_killed(
     assert run.data.metrics["train/loss"] > 0
     # The trainer's death was one of them: another attempt went on from a checkpoint.
     assert int(run.data.tags["dropforge.attempt"]) >= 2
-    assert int(run.data.tags["dropforge.resumed_from"]) >= 10
+    assert int(run.data.tags[tracking.TAG_RESUMED]) >= 10
+    causes = run.data.tags[tracking.TAG_CAUSES]
+    print(f"\ncompose: {causes=}")
+    assert f"attempt 1: {causes.partition(',')[0]}" in run.data.tags[tracking.TAG_FAILURE]
     assert step() == 400
+
+
+def test_it_is_the_model_of_a_run_that_nobody_disturbed(server: Server, times: Times, tmp_path: Path) -> None:
+    dropforge(server, "drop", str(write_drop(tmp_path / "drop", 1)), "--family", "calm", "--name", "one", "--follow")
+    times.note("the same drop in another family, undisturbed")
+    client = MlflowClient(server.client_env["MLFLOW_TRACKING_URI"])
+    env = server.client_env
+    s3 = boto3.client(
+        "s3",
+        endpoint_url=env["AWS_ENDPOINT_URL"],
+        aws_access_key_id=env["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=env["AWS_SECRET_ACCESS_KEY"],
+        region_name=env["AWS_DEFAULT_REGION"],
+    )
+    digests = {}
+    for family in ("toy", "calm"):
+        run = client.get_run(client.get_model_version_by_alias(family, "champion").run_id).data.tags
+        key = f"{layout.run_prefix(run[tracking.TAG_RUN])}model/model.safetensors"
+        digests[family] = hashlib.sha256(s3.get_object(Bucket="dropforge", Key=key)["Body"].read()).hexdigest()
+    assert digests["toy"] == digests["calm"]
+
+
+def test_mlflow_s_image_serves_the_model(server: Server, times: Times) -> None:
+    """With this machine's packages, as the trainer of this server."""
+    inside = {
+        "MLFLOW_TRACKING_URI": "http://mlflow:5000",
+        "MLFLOW_TRACKING_USERNAME": "trainer",
+        "MLFLOW_TRACKING_PASSWORD": server.secrets["MLFLOW_TRAINER_PASSWORD"],
+        "AWS_ENDPOINT_URL": "http://objects:9000",
+        **{name: server.client_env[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")},
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with server.serving("toy@champion", inside) as address:
+        rows = {"dataframe_records": [{"prompt": "What is 1 + 1?"}, {"prompt": "Who are you?"}]}
+        found = httpx.post(f"{address}/invocations", json=rows, timeout=120)
+    times.note("its model served, and two rows answered")
+    assert found.status_code == 200, found.text
+    assert len(found.json()["predictions"]) == len(rows["dataframe_records"])
 
 
 def test_a_database_whose_host_goes_without_a_word_is_found_again_at_its_new_address(

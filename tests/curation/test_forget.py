@@ -21,8 +21,10 @@ from curation.mapping import Columns
 from curation.plan import make_rules
 from dropforge import layout
 from dropforge.cli.explain import find
+from dropforge.dataset import Manifest
 from dropforge.errors import DataError, DropforgeError
 from dropforge.recipe import Recipe
+from dropforge.store import FolderStore
 from tests.curation.test_increments import Rows, add, texts_of
 
 MakeRecipe = Callable[..., Recipe]
@@ -103,18 +105,13 @@ def test_other_rules_do_not_bring_forgotten_rows_back(tmp_path: Path, recipe: Ma
     assert head.manifest.digest == without.digest
 
 
-def test_another_version_of_the_program_forgets_by_the_place_what_it_knows_by_another_key(
-    tmp_path: Path, recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def row(number: int, **more: Any) -> dict[str, Any]:
-        asked = {"role": "user", "content": f"question {number}", **more}
-        return {"messages": [asked, {"role": "assistant", "content": f"answer {number}"}]}
+def flagged(number: int, **more: Any) -> dict[str, Any]:
+    asked = {"role": "user", "content": f"question {number}", **more}
+    return {"messages": [asked, {"role": "assistant", "content": f"answer {number}"}]}
 
-    rows = [row(n, weight=0) for n in range(30)] + [row(n + 30) for n in range(10)]
-    store, _ = add(tmp_path, rows, recipe(scope="family"), 1)
-    for line in (4, 32):
-        key = forget.key_of(store, "fam", f"drops/fam/d1/a.jsonl:{line}")
-        forget.again(store, "fam", workdir=tmp_path / f"f{line}", say=lambda _: None, forget=key)
+
+def flags_name_rows(patched: pytest.MonkeyPatch, version: int) -> None:
+    """Another version of the program, in which a flag on a question makes another row. :param version: beside ours."""
     beside, prepared = turns.beside, pipeline.prepared
 
     def otherwise(message: Any, role: str = "assistant", nulls: bool = False) -> turns.Beside | None:
@@ -123,17 +120,56 @@ def test_another_version_of_the_program_forgets_by_the_place_what_it_knows_by_an
             return found
         return turns.Beside({**(found.told if found else {}), "train": False}, found.unknown if found else ())
 
-    def later(*given: Any, **named: Any) -> Any:
+    def by_it(*given: Any, **named: Any) -> Any:
         rules, *rest = prepared(*given, **named)
-        return replace(rules, version=rules.version + 1), *rest
+        return replace(rules, version=rules.version + version), *rest
 
-    monkeypatch.setattr(turns, "beside", otherwise)
-    monkeypatch.setattr(pipeline, "prepared", later)
-    _, two = add(tmp_path, [row(n) for n in (3, 50)], recipe(scope="family"), 2)
-    fates = [explain(store, two, f"drops/fam/d1/a.jsonl:{line}")[0].end for line in (4, 5, 32)]
-    assert fates == ["forgotten", "train", "forgotten"] or fates == ["forgotten", "eval", "forgotten"]
+    patched.setattr(turns, "beside", otherwise)
+    for module in (pipeline, forget):
+        patched.setattr(module, "prepared", by_it)
+
+
+def left_out(store: FolderStore, made: Manifest, *lines: int) -> list[bool]:
+    """Which lines of the first drop are forgotten."""
+    return [explain(store, made, f"drops/fam/d1/a.jsonl:{line}")[0].end == "forgotten" for line in lines]
+
+
+def test_another_version_of_the_program_forgets_by_the_place_what_it_knows_by_another_key(
+    tmp_path: Path, recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [flagged(n, weight=0) for n in range(30)] + [flagged(n + 30) for n in range(10)]
+    store, _ = add(tmp_path, rows, recipe(scope="family"), 1)
+    for line in (4, 32):
+        key = forget.key_of(store, "fam", f"drops/fam/d1/a.jsonl:{line}")
+        forget.again(store, "fam", workdir=tmp_path / f"f{line}", say=lambda _: None, forget=key)
+    flags_name_rows(monkeypatch, +1)
+    _, two = add(tmp_path, [flagged(n) for n in (3, 50)], recipe(scope="family"), 2)
+    assert left_out(store, two, 4, 5, 32) == [True, False, True]
     assert two.counts["forgotten"] == 3  # and the new drop's copy of one
     assert len(two.rules["forgotten"]) == 3
+
+
+@pytest.mark.parametrize("before", [[], [4]])
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_is_to_be_forgotten_is_found_by_its_place_where_another_version_names_it_otherwise(
+    before: list[int], copied: bool, tmp_path: Path, recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [flagged(n, weight=0) for n in range(30)] + [flagged(n + 30) for n in range(10)]
+    with monkeypatch.context() as patched:
+        flags_name_rows(patched, -1)
+        store, _ = add(tmp_path, rows, recipe(scope="family"), 1)
+        if copied:  # without the flag: another row then, and the same now
+            add(tmp_path, [flagged(3), flagged(77)], recipe(scope="family"), 2)
+        for line in before:
+            key = forget.key_of(store, "fam", f"drops/fam/d1/a.jsonl:{line}")
+            forget.again(store, "fam", workdir=tmp_path / "f", say=lambda _: None, forget=key)
+    key = forget.key_of(store, "fam", "drops/fam/d1/a.jsonl:7")
+    made = forget.again(store, "fam", workdir=tmp_path / "g", say=lambda _: None, forget=key)
+    assert left_out(store, made, 4, 5, 7) == [bool(before), False, True]
+    assert made.counts["forgotten"] == len(before) + 1 + (copied and bool(before))
+    head = increments.read_head(store, "fam")
+    assert head is not None
+    assert head.manifest.digest == made.digest
 
 
 def test_a_version_of_one_drop_does_not_bring_forgotten_rows_back(tmp_path: Path, recipe: MakeRecipe) -> None:

@@ -17,6 +17,8 @@ _ASKED: Final = re.compile(
     | \[ (["'])(?P<had>[A-Z][A-Z0-9_]+)\3 \] (?!\s*=[^=]) )
     | (["'])(?P<there>[A-Z][A-Z0-9_]+)\5 \ (?:not\ )?in\ (?:os\.environ|env)\b"""
 )
+#: Constants with the name of a variable, which is asked for by the constant.
+_CONSTANT: Final = re.compile(r'^[A-Z_]*VARIABLE: Final = "([A-Z][A-Z0-9_]+)"', re.MULTILINE)
 #: Of terminals, shells and loaders; set by PySpark for its own process; a part of torch's log.
 _SYSTEM: Final = {
     "COLUMNS",
@@ -41,6 +43,8 @@ def test_every_variable_of_ours_that_is_read_has_a_line() -> None:
 def test_so_has_every_variable_of_others_that_is_read_by_name() -> None:
     found = {name for text in TEXTS for match in _ASKED.finditer(text) for name in match.groupdict().values() if name}
     assert {"JAVA_HOME", "MLFLOW_BACKEND_STORE_URI", "NO_COLOR", "OMP_NUM_THREADS", "RANK"} <= found
+    found |= {name for text in TEXTS for name in _CONSTANT.findall(text)}
+    assert "AIRFLOW_API_URL" in found
     told = set(re.findall(r"`([A-Z][A-Z0-9_]+)`", PAGE))
     own = {name for name in found if name.startswith(("AIRFLOW__", "PET_"))}
     assert {*found, *_OF_MLFLOW.values()} - own - _SYSTEM <= told

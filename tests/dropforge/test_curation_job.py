@@ -21,7 +21,7 @@ from kubeflow_training.jobs.reaping.orphans import Fate, Task, marked, owned, so
 
 from curation.spark_job.__main__ import exit_code
 from curation.spark_job.submit import command
-from dropforge.curation_job import TEMPLATE, CurationJob, manifest
+from dropforge.curation_job import _SPARK_VERSION, TEMPLATE, CurationJob, manifest
 from dropforge.errors import DataError, DropforgeError, RecipeError
 from dropforge.hub import UnreachableError
 from dropforge.recipe_spark import SparkCluster
@@ -78,6 +78,11 @@ def test_the_driver_makes_pods_and_has_no_right_to_claims() -> None:
     assert made("operator")[1]["spec"]["sparkConf"][own] == "false"
     (container,) = made("spark-submit")[1]["spec"]["template"]["spec"]["containers"]
     assert f"{own}=false" in container["args"]
+
+
+def test_the_version_of_spark_is_that_of_the_curation_image() -> None:
+    locked = (Path(__file__).parents[2] / "requirements/image-curation.txt").read_text()
+    assert f"pyspark=={_SPARK_VERSION}\n" in locked
 
 
 def test_both_ways_of_submitting_ask_for_the_same_pods() -> None:

@@ -17,7 +17,16 @@ from kubeflow_training.jobs.waiting.joblog import LOG_ANNOTATION
 from dropforge import layout
 from dropforge.cli.job_manifests import manifest_of, runtime_of
 from dropforge.errors import DropforgeError, RecipeError
-from dropforge.job import SECRET, asked_job, evaluate_job, job_kind, network_job, tokenise_job, train_job
+from dropforge.job import (
+    SECRET,
+    asked_job,
+    check_requested_disk,
+    evaluate_job,
+    job_kind,
+    network_job,
+    tokenise_job,
+    train_job,
+)
 from dropforge.network_bench import Order
 from dropforge.recipe import Recipe
 from dropforge.recipes import load_recipe
@@ -118,6 +127,17 @@ def test_pods_ask_for_the_disk_that_base_and_exported_model_take(kind: Kind) -> 
     for none in ({"queue": "team"}, {"env": {"TMPDIR": "/cache"}}):
         assert disks(**none) == [(None, None)] * 2
     assert disks("s3://models/unknown") == disks("Qwen/Qwen2.5-0.5B") == [(None, None)] * 2
+
+
+def test_a_base_whose_files_are_more_than_the_instances_disk_is_refused() -> None:
+    def of(instance: str, **compute: object) -> Recipe:
+        asked = {"backend": "kubernetes", "instance": instance, "gpus": 1, **compute}
+        return parse_recipe(json.dumps({"base": {"model": "meta-llama/Llama-3.1-70B"}, "compute": asked}))
+
+    check_requested_disk(of("p5.4xlarge"))
+    check_requested_disk(of("g5.xlarge", env={"TMPDIR": "/cache"}))
+    with pytest.raises(RecipeError, match=r"`base`: g5.xlarge has disks of 250 GB, not 424 GB.*Take a smaller one"):
+        check_requested_disk(of("g5.xlarge"))
 
 
 def test_pods_of_a_train_job_have_the_keys_that_others_get_themselves() -> None:

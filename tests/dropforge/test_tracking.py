@@ -239,6 +239,17 @@ def test_a_candidate_that_was_promoted_is_compared_with_whom_it_replaced(server:
     assert rival(two.run) is None
 
 
+def test_a_verdict_against_the_champion_changes_nothing_and_says_so(server: str, spec: RunSpec) -> None:
+    run = opened(server, spec)
+    tracking.register(server, run, REPORT, verdict(True), alias="champion", compared_with=None)
+    mlflow = tracking.client(server)
+    before = mlflow.get_model_version(spec.family, "1")
+    with pytest.raises(DropforgeError, match=r"version 1 of .*'champion' already.*`dropforge rollback fam-\w+`"):
+        tracking.register(server, run, REPORT, verdict(False), alias="champion", compared_with=None)
+    after = mlflow.get_model_version(spec.family, "1")
+    assert (after.tags, after.description, after.aliases) == (before.tags, before.description, before.aliases)
+
+
 def test_the_measurement_is_on_the_run(server: str, spec: RunSpec) -> None:
     run = opened(server, spec).tracking
     assert run is not None

@@ -155,14 +155,38 @@ def test_where_a_person_is_asked_only_a_yes_to_this_pair_promotes(store: Store) 
     assert promote.judge(store, opened)[3].promote
 
 
-def test_a_yes_is_for_the_candidate_that_was_asked_about(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a question waits, pods may write another model into the run's folder."""
-    opened = cast("Opened", {**measured(store, approval={}), "mlflow_run": "1", "mlflow_url": "http://127.0.0.1:1/#/a"})
+@pytest.fixture
+def waiting(store: Store, monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """A run whose reviewers are to be asked, in a family without a champion."""
     for name, value in ENV.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(connection, "open_store", lambda _: store)
+    monkeypatch.setattr(tracking, "champion", lambda *_: None)
     monkeypatch.setattr(tracking, "side_by_side", lambda *_: None)
     monkeypatch.setattr(asked_approval, "show", lambda *_: None)
+    return cast("Opened", {**measured(store, approval={}), "mlflow_run": "1", "mlflow_url": "http://127.0.0.1:1/#/a"})
+
+
+def test_nobody_is_asked_again_about_the_champion(waiting: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a task that was cleared: a no could not take the alias away."""
+    assert isinstance(asked_approval.question(waiting), Question)
+    for made_by, digest, asks in (
+        (waiting["run"], "a" * 64, False),
+        (waiting["run"], "b" * 64, True),  # a checkpoint of it, or what it made before
+        ("fam-0", "a" * 64, True),
+    ):
+        holder = tracking.Champion("4", "s3://b/m", "1", made_by, digest)
+        monkeypatch.setattr(tracking, "champion", lambda *_, holder=holder: holder)
+        found = asked_approval.question(waiting)
+        assert isinstance(found, Question) is asks
+        assert asks or found == (
+            "Version 4 is champion already: nobody is asked again. `dropforge rollback fam` takes it back"
+        )
+
+
+def test_a_yes_is_for_the_candidate_that_was_asked_about(store: Store, waiting: Opened) -> None:
+    """While a question waits, pods may write another model into the run's folder."""
+    opened = waiting
     question = asked_approval.question(opened)
     assert isinstance(question, Question)
     key = layout.report_key(opened["run"])

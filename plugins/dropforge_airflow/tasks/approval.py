@@ -32,6 +32,14 @@ def question(opened: Opened) -> Question | str:
         if not verdict.promote:
             return f"No approval is asked for: {verdict.reason}"
         pair = Pair.of(report, evaluation)
+        alias = spec.recipe["promote"]["alias"]
+        holder = tracking.champion(from_env().tracking_uri, spec.family, alias)
+        if holder is not None and (holder.run, holder.digest) == (spec.run, pair.candidate):
+            chosen = "" if alias == "champion" else f" --alias {alias}"
+            return (
+                f"Version {holder.version} is {alias} already: nobody is asked again. "
+                f"`dropforge rollback {spec.family}{chosen}` takes it back"
+            )
         link = pair.champion and tracking.side_by_side(
             from_env().tracking_uri, opened["mlflow_run"], spec.family, pair.champion
         )

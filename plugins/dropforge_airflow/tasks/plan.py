@@ -24,6 +24,7 @@ from dropforge.errors import DataError, RecipeError
 from dropforge.estimate import check_length, check_memory, estimate, size_text, unknown_memory
 from dropforge.holdout import find_holdout
 from dropforge.hub import UnreachableError, at_config, pin_base
+from dropforge.job import check_requested_disk
 from dropforge.readable import check_reads
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe, merge, preset_values, resolve
@@ -240,6 +241,7 @@ def weigh(recipe: Recipe) -> bool:
     check_length(recipe)
     figures = estimate(recipe)
     check_memory(recipe, figures)
+    check_requested_disk(recipe)
     about = f"about {size_text(figures.rank_bytes)}" if figures.rank_bytes else ""
     log.info("Memory of a rank: %s", " ".join(filter(None, (about, unknown_memory(recipe, figures)))))
     return figures.memory is not None

@@ -332,6 +332,26 @@ def test_a_size_alone_prints_what_the_plan_applies_and_no_secret(
     assert ("Namespace", "", "b") in again
 
 
+def test_a_size_prints_the_storage_that_is_asked_for_and_the_standard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("images.lock").write_text(json.dumps({"airflow": f"r.example/a@sha256:{'a' * 64}"}))
+    volumes = "volumes: [{claim: hub, path: /hub, storage: nfs, read_only: false}]"
+    Path("mine.yaml").write_text(f"extends: tiny\ncompute: {{backend: kubernetes, namespace: training, {volumes}}}\n")
+    words = ("--enforce", "restricted", "--file-system", "fs-0123456789abcdef0", "--recipe", "mine.yaml")
+    done = CliRunner().invoke(app, ["install", "--size", "team", *words, "--gigabytes", "300"])
+    assert done.exit_code == 0, done.output
+    found = {one["kind"]: one for one in yaml.safe_load_all(done.stdout)}
+    assert found["StorageClass"]["parameters"]["fileSystemId"] == "fs-0123456789abcdef0"
+    assert found["PersistentVolumeClaim"]["metadata"]["name"] == "hub"
+    assert found["PersistentVolumeClaim"]["spec"]["resources"]["requests"] == {"storage": "300Gi"}
+    assert found["Namespace"]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    (told,) = [line for line in done.stderr.splitlines() if "not among them" in line]
+    assert "node-pools" in told
+    assert not re.search("storage-classes|claims", told)
+
+
 def test_what_a_size_alone_does_not_print_is_told() -> None:
     assert sorted((*install.BY_SIZE, *install.OTHERS)) == sorted(manifests._KINDS)
 
@@ -403,6 +423,29 @@ def test_images_of_the_lock_and_what_was_asked_stand_in_it(tmp_path: Path, monke
     assert shown == "r.example/a sha256:aa\n"
 
 
+def test_where_pods_have_no_roles_the_last_step_asks_the_s3_that_trainings_ask(tmp_path: Path) -> None:
+    def last(size: Any, on: Any) -> str:
+        return "\n".join(commands(chosen(size, on)[-1], size, on, set()))
+
+    assert "trainer.env" not in last("team", "eks")
+    (tmp_path / "settings.env").write_text("DROPFORGE_BUCKET=acme\n")
+    given = "MLFLOW_TRACKING_URI=http://mlflow.airflow:5000\n# AWS_DEFAULT_REGION=\n"
+    given += "AWS_ENDPOINT_URL=https://s3.example\nAWS_SECRET_ACCESS_KEY=a$b/c+d==\n"
+    (tmp_path / "trainer.env").write_text(given)
+    for size, on in (("laptop", "any"), ("team", "nebius")):
+        asked = 'echo "$AWS_ENDPOINT_URL $AWS_SECRET_ACCESS_KEY $DROPFORGE_BUCKET ${MLFLOW_TRACKING_URI-none}"'
+        script = f"{last(size, on)}\nbash -c '{asked}'"
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=tmp_path,
+            input="word\n",
+            capture_output=True,
+            text=True,
+            env={"PATH": "/usr/bin:/bin"},
+        )
+        assert done.stdout == "https://s3.example a$b/c+d== acme none\n", done.stderr
+
+
 def test_what_stands_in_a_lock_or_is_given_is_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     evil = 'x"$(touch made)"; touch made\ntouch made'
@@ -426,6 +469,7 @@ def test_what_stands_in_a_lock_or_is_given_is_no_command(tmp_path: Path, monkeyp
         (["--plan", "--size", "laptop", "--on", "eks"], "has no role there"),
         (["--plan", "--namespace", "a", "--namespace", "b"], "a plan is for one namespace"),
         (["--plan", "--aws"], "it needs one order"),
+        (["--plan", "--enforce", "restricted"], "for the manifests of a size"),
         ([], "it needs one order"),
         (["--size", "huge"], "size 'huge'"),
     ],

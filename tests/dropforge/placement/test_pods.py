@@ -176,6 +176,10 @@ def test_another_instance_brings_its_own_sizes_and_what_is_said_above_it_stays()
         ("priority_class: high, queue: team-a", r"`compute.priority_class`: .*Use `compute.priority`"),
         ("memory_gb: 4, shared_memory_gb: 4", r"`compute.shared_memory_gb`: 4 GB of the pod's 4 GB"),
         ("ephemeral_storage_gb: .inf", r"`compute.ephemeral_storage_gb`"),
+        (
+            "instance: g5.xlarge, gpus: 1, ephemeral_storage_gb: 300",
+            r"`compute.ephemeral_storage_gb`: g5.xlarge has disks of 250 GB, not 300 GB.*DROPFORGE_INSTANCES",
+        ),
         ("queue_timeout_minutes: 0", r"`compute.queue_timeout_minutes`"),
         ("nodes: 2, min_nodes: 2, queue_timeout_minutes: 5", r"`compute.min_nodes`: 2 is no fewer than"),
         ("nodes: 2, min_nodes: 1", r"`compute.min_nodes`: .*Set `compute.queue_timeout_minutes`"),
