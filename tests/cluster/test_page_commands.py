@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dropforge.install.steps import STEPS
 from tests.cluster.conftest import REPOSITORY, kubectl
 from tests.cluster.team_place import applied
 from tests.cluster.test_install import ADDRESS, dry_run, kinds_of, namespaces, printed, served
@@ -46,7 +47,6 @@ def clone(tmp_path: Path) -> Path:
     for name in ("docs", "helm-values"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     (tmp_path / "images.lock").write_text(json.dumps({"airflow": ADDRESS, "trainer": ADDRESS}))
-    shutil.copy(REPOSITORY / "helm-values" / "one-team.yaml", tmp_path / "teams.yaml")
     shutil.copy(REPOSITORY / "helm-values" / "trainer.env", tmp_path)
     return tmp_path
 
@@ -69,7 +69,14 @@ def test_the_pages_lead_from_rights_to_pods_and_back_to_nothing(clone: Path) -> 
 
 
 def in_use(clone: Path) -> None:
-    """A pull secret, the secret of trainings, the first pod with a GPU, and a restart."""
+    """The team's queue, a pull secret, the secret of trainings, the first pod with a GPU, and a restart."""
+    kueue = next(step for step in STEPS if step.name == "kueue")
+    typed("\n".join(["TRAINING=training", *kueue.after]), clone)
+    queue = read("localqueues.kueue.x-k8s.io", "training", "-n", "training")["spec"]["clusterQueue"]
+    assert queue in {
+        one["metadata"]["name"]
+        for one in yaml.safe_load_all(printed_by("queues", "render", "teams.yaml", folder=clone))
+    }
     _push, pull = page_commands("kubernetes.md", "1. Images")
     typed(pull, clone)
     assert read("serviceaccount", "dropforge-trainer", "-n", "training")["imagePullSecrets"] == [{"name": "NAME"}]

@@ -309,3 +309,28 @@ def test_a_second_trainer_finds_the_cluster_taken(server: Server) -> None:
     )
     assert done.returncode == 1
     assert "another supervisor runs there" in done.stderr
+
+
+def test_it_is_stopped_and_removed_by_the_commands_of_the_page(server: Server, times: Times, tmp_path: Path) -> None:
+    """The last of all."""
+    (lines,) = page_commands("docker-compose-operation.md", "Update and remove")
+    update, stop, down, remove = lines.splitlines()
+    assert update.startswith("git pull && make server")
+
+    def volumes() -> set[str]:
+        found = engine("volume", "ls", "--format", "{{.Name}}").splitlines()
+        return {name for name in found if name.startswith(f"{PROJECT}_")}
+
+    kept = volumes()
+    assert kept
+    server.type(stop, tmp_path)
+    assert not any(server.inspect(service)["State"]["Running"] for service in WANTED)
+    server.compose("up", "--detach")
+    server.wait_until_ready()
+    times.note("stopped and up again")
+    client = MlflowClient(server.client_env["MLFLOW_TRACKING_URI"])
+    assert client.get_model_version_by_alias("toy", "champion").version
+    server.type(down, tmp_path)
+    assert (server.services(), volumes()) == ([], kept)
+    server.type(remove, tmp_path)
+    assert volumes() == set()

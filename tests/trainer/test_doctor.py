@@ -113,6 +113,20 @@ def test_what_is_wrong_has_a_mend(found: Findings, words: str | None) -> None:
     assert dict(rows(found))["ranks would use"] == found.transport
 
 
+@pytest.mark.parametrize(("there", "cause"), [(2, None), (1, "1 of 3 is there"), (0, "none of 3 is there, and no dr")])
+def test_gpus_that_were_asked_for_have_to_be_there(there: int, cause: str | None) -> None:
+    found = replace(SOUND, gpus=[GPU] * there)
+    if not there:
+        found = replace(found, libraries=replace(SOUND.libraries, driver=None, driver_cuda=None), verbs=[])
+    told = problems(found, 3 if cause else there)
+    assert [f"{one.thing}: {one.cause}".startswith(f"GPUs: {cause}") for one in told] == [True] * bool(cause)
+
+
+def test_a_machine_without_the_gpus_that_are_asked_for_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--gpus", "1000"]) == 1
+    assert "of 1000" in capsys.readouterr().out
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
     """A node with an EFA and a Mellanox device, whose plugin lies where AWS' installer puts it."""

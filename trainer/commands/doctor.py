@@ -45,6 +45,7 @@ Exit code 1 if something is wrong; each line that reports it has its fix.
 
 examples:
   python -m trainer doctor
+  python -m trainer doctor --gpus 8
   kubectl exec POD -- python -m trainer doctor --json
 """
 _NEEDED: Final = ("numpy", "pyarrow", "safetensors", "tokenizers")
@@ -101,10 +102,15 @@ class Problem:
     mend: str
 
 
-def problems(found: Findings) -> list[Problem]:
-    """What is wrong, each with its mend; a pure function."""
+def problems(found: Findings, wanted: int = 0) -> list[Problem]:
+    """What is wrong, each with its mend; a pure function. :param wanted: how many GPUs there should be at least."""
     told = []
     versions, gpus = found.libraries, len(found.gpus)
+    if gpus < wanted:
+        cause = f"{gpus or 'none'} of {wanted} {'are' if gpus > 1 else 'is'} there"
+        cause += "" if versions.driver else ", and no driver answers"
+        mend = "Have the pod ask for them (nvidia.com/gpu), on a node with the driver and NVIDIA's container toolkit"
+        told.append(Problem("GPUs", cause, mend))
     if versions.torch is None:
         told.append(Problem("torch", found.broken or "it is not installed", "Install requirements/trainer.txt"))
     elif gpus and versions.cuda is None:
@@ -252,6 +258,7 @@ def add(commands: Any) -> None:
         _EPILOG,
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="there have to be so many GPUs at least")
     parser.add_argument("--bucket", default="", help="try to read this S3 bucket, too")
     parser.set_defaults(main=main)
 
@@ -259,7 +266,7 @@ def add(commands: Any) -> None:
 def main(arguments: argparse.Namespace, root: Path = Path("/")) -> int:
     """Look and tell; 1 if something is wrong."""
     found = look(root, os.environ, arguments.bucket)
-    wrong = problems(found)
+    wrong = problems(found, arguments.gpus)
     if arguments.json:
         print(json.dumps({**asdict(found), "problems": [asdict(one) for one in wrong]}, indent=1))
         return 1 if wrong else 0

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.compose.server import page_commands
 from tests.dropforge.install.test_plan import ROOT
 
 PAGES = sorted((ROOT / "docs" / "how-to" / "install").glob("*.md"))
+PODMAN = f'case "$1 $2" in "manifest push") echo sha256:{"d" * 64} >"$5" ;; "manifest rm") exit 1 ;; esac'
 ADDRESS = f"r.example/team/dropforge-trainer@sha256:{'c' * 64}"
 
 
@@ -61,3 +63,22 @@ def test_the_first_drop_has_rows_and_its_last_object(tmp_path: Path) -> None:
     assert [key.rpartition("/")[2] for key in uploads] == ["rows.jsonl", "_SUCCESS"]
     assert len({key.rpartition("/")[0] for key in uploads}) == 1
     assert (tmp_path / "empty").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("page", "headings"), [("kubernetes.md", ("1. Images", "2. The plan")), ("kubernetes-upgrade.md", ("Upgrade",))]
+)
+def test_images_are_pushed_and_the_plan_names_them_by_their_digests(
+    page: str, headings: tuple[str, ...], tmp_path: Path
+) -> None:
+    first, *later = (page_commands(page, heading)[0] for heading in headings)
+    for name, script in (("docker", "exit 1"), ("podman", PODMAN)):  # the first has no buildx
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{Path(sys.executable).parent}:/usr/bin:/bin"}
+    subprocess.run(["bash", "-euc", "\n".join([first, *later])], cwd=tmp_path, env=env, check=True, capture_output=True)
+    plan = (tmp_path / "plan.sh").read_text()
+    for name in ("AIRFLOW", "CURATION", "MLFLOW", "TRAINER"):
+        (address,) = re.findall(rf"^{name}_IMAGE=(\S+)", plan, re.MULTILINE)
+        assert address == f"registry.example/team/dropforge-{name.lower()}@sha256:{'d' * 64}"
+    assert re.search("^BUCKET=acme-dropforge\\b", plan, re.MULTILINE)
