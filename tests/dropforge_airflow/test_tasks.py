@@ -180,7 +180,7 @@ def test_nobody_is_asked_again_about_the_champion(waiting: Opened, monkeypatch: 
         found = asked_approval.question(waiting)
         assert isinstance(found, Question) is asks
         assert asks or found == (
-            "Version 4 is champion already: nobody is asked again. `dropforge rollback fam` takes it back"
+            "Version 4 is champion already, so no one is asked again. `dropforge rollback fam` takes it back"
         )
 
 

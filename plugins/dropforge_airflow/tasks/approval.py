@@ -37,7 +37,7 @@ def question(opened: Opened) -> Question | str:
         if holder is not None and (holder.run, holder.digest) == (spec.run, pair.candidate):
             chosen = "" if alias == "champion" else f" --alias {alias}"
             return (
-                f"Version {holder.version} is {alias} already: nobody is asked again. "
+                f"Version {holder.version} is {alias} already, so no one is asked again. "
                 f"`dropforge rollback {spec.family}{chosen}` takes it back"
             )
         link = pair.champion and tracking.side_by_side(
