@@ -119,9 +119,11 @@ class Batch:
         self.priorities.append(priority)
         self.kinds.append(kind)
         if answers:
-            named = [name for name, _ in answers]
+            named = [name for name, *_ in answers]
             around = zip(answers, [None, *named], [*named[1:], None], strict=False)
-            self.answers += [(name, one, other, whole, int(learned)) for (name, learned), one, other in around]
+            self.answers += [
+                (name, one, other, past, whole, int(learned)) for (name, learned, past), one, other in around
+            ]
         # UTF-8 needs up to four bytes a character; Arrow's 32-bit offsets must never overflow.
         for text in (row.extras, row.label, row.source, row.group):
             if text is not None:

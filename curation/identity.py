@@ -11,11 +11,12 @@ from typing import Final
 
 from curation.canonical import Row
 from curation.composing import composed
-from curation.turns import in_one_order, without_ids
+from curation.turns import calls_of, in_one_order, without_ids
 
 KEY_BYTES: Final = 16
-#: The name of an answer with what led to it (16 bytes), and whether the answer is learned.
-Answer = tuple[bytes, bool]
+#: The name of an answer with what led to it (16 bytes), whether the answer is learned, and the name of all that was
+#: said before that; None for nothing.
+Answer = tuple[bytes, bool, bytes | None]
 RANK_BYTES: Final = 46
 
 
@@ -80,21 +81,25 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list
 def _answers(row: Row, turns: list[str]) -> list[Answer]:
     """Each answer with what was said since the last but one: as much as a history has that was cut at its beginning.
 
-    System messages, which may have the date, and thoughts, which a history leaves out, are no part of it.
+    System messages, which may have the date, and thoughts, which a history leaves out, are no part of it. What an
+    answer calls is.
     """
     found: list[Answer] = []
     said: list[str] = []
-    before = b""
+    before, past = b"", None
     for at, (role, turn) in enumerate(zip(row.roles, turns, strict=True)):
         if role != "assistant":
             if role != "system":
                 said.append(turn)
             continue
         said.append(f"assistant\x1f{turn.rpartition(_THOUGHT)[2].strip()}" if _THOUGHT in turn else turn)
+        beside = row.beside[at] if row.beside else ""
+        if _CALLS in beside:
+            said[-1] += f"\x1f{calls_of(beside)}"
         own = _hash(("m" + "\x1e".join(said)).encode())
         if before or len(said) > 1:
-            found.append((before[:8] + own[8:] if before else own, not row.beside or _UNLEARNED not in row.beside[at]))
-        before = own
+            found.append((before[:8] + own[8:] if before else own, _UNLEARNED not in beside, past))
+        before, past = own, _hash((past or b"") + own)
         said.clear()
     return found
 
@@ -103,6 +108,7 @@ def _answers(row: Row, turns: list[str]) -> list[Answer]:
 _THOUGHT: Final = "</think>"
 #: What a message has beside it whose text is not learned.
 _UNLEARNED: Final = '"train":false'
+_CALLS: Final = '"tool_calls"'
 
 
 def _tools(text: str) -> str:

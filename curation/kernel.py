@@ -195,7 +195,7 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
     side = unit(group, key if labels or asked is None else asked, salt)
     number = 0
     if labels:
-        answers = answers or ([(key, False)] if asked else [])
+        answers = answers or ([(key, False, None)] if asked else [])
         key, number = labelled(key, row.label), kind(row.label)
     # Of copies one with a group stays: the others of its group are on its side.
     name = rank(exact, side, task.file, item.position, 2 * priority + (group is None))

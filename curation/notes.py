@@ -108,6 +108,17 @@ def in_several(answers: int, rules: Rules) -> list[str]:
     ]
 
 
+def in_very_many(answers: int, rows: int, rules: Rules) -> list[str]:
+    """What is told of answers that are learned with one beginning in very many rows. :param rows: at the most."""
+    if not answers or rules.task != "causal-lm":
+        return []
+    return [
+        f"{counted(answers, 'answer')} with the same beginning {'is' if answers == 1 else 'are'} learned by up to "
+        f"{rows:,} rows each, as examples before each question are. They leave these rows on their sides; mark what no "
+        "row should learn `train: false`"
+    ]
+
+
 def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
     """Rows of files by what is told of them where so many have it that it is how the file was written: one may be what
     somebody said."""

@@ -32,7 +32,17 @@ from curation.eval_sets import EvalSets, prepare
 from curation.freed import give_back
 from curation.gate import check_names, fit
 from curation.limit import first, limited
-from curation.notes import NoUsableRowError, causes, faults, in_several, not_as_meant, nothing, unknown_keys, warnings
+from curation.notes import (
+    NoUsableRowError,
+    causes,
+    faults,
+    in_several,
+    in_very_many,
+    not_as_meant,
+    nothing,
+    unknown_keys,
+    warnings,
+)
 from curation.own import prepare_own
 from curation.places import add_lines
 from curation.plan import make_rules, readable, small, tasks
@@ -325,7 +335,7 @@ def step(
     # Of a file without a row in the sample nothing is known.
     unread = unknown_keys(reports, rules)
     worth = [*limited(rules, len(files), whole), *not_as_meant(reports, rules, unread)]
-    worth += in_several(statistics.repeated_answers, rules)
+    worth += in_several(statistics.repeated_answers, rules) + in_very_many(*statistics.examples, rules)
     worth += desk.sets.warnings() if desk.sets is not None else []
     of_files = warnings(work, reports, rules, files, passed, [1] * len(files) if sample else read)
     if (override := desk.recipe.curation.gate.override) is not None:

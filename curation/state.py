@@ -29,7 +29,7 @@ from dropforge.store import MissingObjectError, Store
 
 _PLACES: Final = ("place", "key", "file", "position", "unit", "kind", "size", "gone")
 _KINDS: Final = {
-    **dict.fromkeys(("key", "unit", "input", "name", "preceding", "following"), pa.binary()),
+    **dict.fromkeys(("key", "unit", "input", "name", "preceding", "following", "past"), pa.binary()),
     **dict.fromkeys(("side", "gone", "ended"), pa.int32()),
     "source": pa.string(),
 }
@@ -43,7 +43,7 @@ SCHEMAS: Final = {
         "old_winners": ("key", "unit", "of_file", "of_position"),
         "colours": ("unit", "side"),
         "old_inputs": ("input", "key", "unit", "of_file", "of_position", "ended"),
-        "old_answers": ("name", "preceding", "following", "unit", "learned"),
+        "old_answers": ("name", "preceding", "following", "past", "unit", "learned"),
         "old_sources": ("source", "held"),
         "old_places": _PLACES,
         "old_bands": ("bucket", "place"),

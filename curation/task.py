@@ -21,7 +21,7 @@ from curation.schema import Columns as Counted
 from curation.streams import DEFAULT_LIMITS, Limits
 
 #: Raised when the meaning of a row, key or split changes: part of the rules, so of the digest.
-VERSION: Final = 7
+VERSION: Final = 8
 
 #: What is written of each row besides, where near duplicates are asked for.
 PRINTED: Final = {"prints": PRINTS, "bands": BANDS, "shingles": SHINGLES}

@@ -247,6 +247,13 @@ def told_text(told: Mapping[str, Any], change: Callable[[str], str]) -> str:
     return written(dict(sorted(told.items())), change)
 
 
+def calls_of(text: str) -> str:
+    """The calls in what `told_text` made, as they name an answer: keys in one order, without ids."""
+    told = json.loads(text)
+    calls = [{key: value for key, value in call.items() if key != "id"} for call in told.get("tool_calls", ())]
+    return json.dumps(calls, sort_keys=True, **_COMPACT)
+
+
 def without_ids(text: str) -> str:
     """What `told_text` made, as it names a row: keys in one order, without the ids by which calls find their results.
 

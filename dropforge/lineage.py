@@ -59,28 +59,47 @@ def unfinished(
     """Names of the runs on one of the datasets, or on weights of such a run, that may still become a model; of a trial
     that has ended with the run of its sweep in Airflow, which may choose it.
     """
-    whole = [version for version in versions if tracking.TAG_CHECKPOINT not in version.tags]
-    done = {version.tags.get(tracking.TAG_RUN) for version in whole}
-    names = sorted(_reached(digests, specs, versions) & specs.keys() - done)
     found: dict[str, str] = {}
-    for name in names:
+    for name in _without_version(digests, specs, versions):
         tracked, sweep = specs[name].tracking, specs[name].drop.get("sweep")
-        if tracked is not None and _runs_still(mlflow, tracked.run_id):
+        if tracked is not None and _status(mlflow, tracked.run_id) in _GOING:
             found[name] = ""
-        elif sweep and _runs_still(mlflow, str(sweep["parent"])):
+        elif sweep and _status(mlflow, str(sweep["parent"])) in _GOING:
             found[name] = str(sweep["by"])
     return found
 
 
-def _runs_still(mlflow: MlflowClient, run_id: str) -> bool:
+def resumable(
+    mlflow: MlflowClient, digests: Collection[str], specs: Mapping[str, RunSpec], versions: Sequence[ModelVersion]
+) -> list[str]:
+    """Names of the runs on one of the datasets, or on weights of such a run, that were stopped or failed before they
+    had a model.
+    """
+    tracked = {name: specs[name].tracking for name in _without_version(digests, specs, versions)}
+    return [name for name, run in tracked.items() if run and _status(mlflow, run.run_id) in {"FAILED", "KILLED"}]
+
+
+def _without_version(
+    digests: Collection[str], specs: Mapping[str, RunSpec], versions: Sequence[ModelVersion]
+) -> list[str]:
+    whole = [version for version in versions if tracking.TAG_CHECKPOINT not in version.tags]
+    done = {version.tags.get(tracking.TAG_RUN) for version in whole}
+    return sorted(_reached(digests, specs, versions) & specs.keys() - done)
+
+
+_GOING: Final = {"RUNNING", "SCHEDULED"}
+
+
+def _status(mlflow: MlflowClient, run_id: str) -> str:
+    """Of a run in MLflow; empty if it is deleted."""
     from mlflow.exceptions import MlflowException
 
     try:
-        return mlflow.get_run(run_id).info.status in {"RUNNING", "SCHEDULED"}
+        return str(mlflow.get_run(run_id).info.status)
     except MlflowException as error:
         if error.error_code not in tracking.NOT_THERE:
             raise
-        return False
+        return ""
 
 
 def _reached(digests: Collection[str], specs: Mapping[str, RunSpec], versions: Sequence[ModelVersion]) -> set[str]:

@@ -441,8 +441,8 @@ def register(
     :param compared_with: version of the champion the candidate was measured against; None if there was none.
     :param hold: keeps others from moving the alias, see `dropforge.moves`.
     :raises DropforgeError: if the champion is another one by now, so that the verdict says nothing about it, if
-        somebody rolled this version back, if it holds the alias against the verdict, or if the model lies elsewhere
-        than below the run's own folder.
+        somebody rolled this version back or deleted it, if it holds the alias against the verdict, or if the model
+        lies elsewhere than below the run's own folder.
     """
     mlflow = client(tracking_uri)
     version = _version(mlflow, spec, report)
@@ -577,6 +577,13 @@ def _version(mlflow: MlflowClient, spec: RunSpec, report: Mapping[str, Any]) -> 
     for version in mlflow.search_model_versions(f"name = '{spec.family}'"):
         if version.tags.get(TAG_RUN) == spec.run and TAG_CHECKPOINT not in version.tags:
             return version
+    if spec.tracking is not None and (had := mlflow.get_run(spec.tracking.run_id).data.tags.get(TAG_VERSION)):
+        # Its marks went with it: that it was rolled back, and what people said of it.
+        raise DropforgeError(
+            f"version {had} of {spec.family}",
+            "it was deleted since this run registered it",
+            "Train again for another version, or delete the tag `dropforge.version` of its MLflow run first",
+        )
     return mlflow.create_model_version(
         spec.family,
         source=source,

@@ -80,7 +80,7 @@ def forget(
         why = "Shards, ledgers or keys of masks are gone, or other rules named the row otherwise"
         console.print(Text(f"{why}, so it cannot be determined for: {told}"))
     try:
-        sure, perhaps, going = _models(store, uri, found)  # again: a run may have ended meanwhile
+        sure, perhaps, going, stopped = _models(store, uri, found)  # again: a run may have ended meanwhile
     except DropforgeError as error:
         mend = f"{error.mend.rstrip('.')}; then type the command again, which lists the models and changes nothing"
         raise DropforgeError(error.thing, f"the rows are forgotten, and {error.cause}", mend) from error
@@ -90,6 +90,9 @@ def forget(
         if sweep:
             told, mend = "A trial on them, which its sweep may choose", f"End the sweep's run {sweep} in Airflow"
         console.print(Text(f"{told}: {run}. {mend}"))
+    for run in stopped:
+        told = "Stopped or failed, and would train on them if it were resumed, while those versions last"
+        console.print(Text(f"{told}: {run}"))
 
 
 def _check_kernels(store: Store, family: str, agreed: str | None, recipe: Mapping[str, Any]) -> None:
@@ -113,9 +116,11 @@ def _check_kernels(store: Store, family: str, agreed: str | None, recipe: Mappin
         )
 
 
-def _models(store: Store, uri: str, found: Held) -> tuple[list[ModelVersion], list[ModelVersion], dict[str, str]]:
-    """Registered models that know the rows, also by way of a model that they began with, and those that may; and the
-    runs that go on with them, as of `lineage.unfinished`.
+def _models(
+    store: Store, uri: str, found: Held
+) -> tuple[list[ModelVersion], list[ModelVersion], dict[str, str], list[str]]:
+    """Registered models that know the rows, also by way of a model that they began with, and those that may; the
+    runs that go on with them, as of `lineage.unfinished`; and those that may be resumed.
 
     :raises DropforgeError: if MLflow does not answer.
     """
@@ -124,10 +129,11 @@ def _models(store: Store, uri: str, found: Held) -> tuple[list[ModelVersion], li
     with asking_mlflow(uri):
         versions = lineage.registered(tracking.client(uri))
         going = lineage.unfinished(tracking.client(uri), everywhere, specs, versions)
+        ended = lineage.resumable(tracking.client(uri), everywhere, specs, versions)
     digests = {version.digest for version in found.holding}
     sure = lineage.knowing(digests, specs, versions)
     more = lineage.knowing(everywhere, specs, versions)
-    return sure, [version for version in more if version not in sure], going
+    return sure, [version for version in more if version not in sure], going, [run for run in ended if run not in going]
 
 
 def _tell_models(sure: Sequence[ModelVersion], perhaps: Sequence[ModelVersion]) -> None:

@@ -200,3 +200,71 @@ def test_a_group_that_a_later_drop_names_stays_whole(make: Make, rows: Rows) -> 
     manifest = make(lines(late), "d2", scope="family", data=EVAL)
     assert manifest.counts["train"] + manifest.counts["eval"] == 180
     assert not learned_twice(rows(manifest))
+
+
+SCRIPT = ("Is the light on?", "Is the cable in?", "Did it restart?", "Is it up to date?", "Do others work?")
+
+
+def scripted(number: int, first: str, answers: Sequence[str]) -> dict[str, Any]:
+    """A conversation by a script: what is asked is fixed, and so is what may be answered."""
+    some = random.Random(number)
+    turns = [{"role": "user", "content": first}]
+    if first == "Hello":
+        turns += [{"role": "assistant", "content": "Who is it?"}, {"role": "user", "content": f"It is {number}."}]
+    for asked in SCRIPT:
+        turns += [{"role": "assistant", "content": asked}, {"role": "user", "content": some.choice(answers)}]
+    return {"messages": [*turns, {"role": "assistant", "content": f"Ticket {number} is open."}]}
+
+
+def called(number: int) -> dict[str, Any]:
+    """An agent's, whose calls differ and whose results do not."""
+    turns: list[dict[str, Any]] = [{"role": "user", "content": f"Set up host {number}"}]
+    for step in range(4):
+        call = {"name": "run", "arguments": json.dumps({"command": f"step {step} of host {number}"})}
+        turns += [
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": call}]},
+            {"role": "tool", "tool_call_id": "c", "content": "ok"},
+        ]
+    return {"messages": [*turns, {"role": "assistant", "content": f"Host {number} is ready."}]}
+
+
+@pytest.mark.parametrize(
+    ("seen", "one"),
+    [
+        (300, lambda n: scripted(n, f"I am {n}, it is down.", ["Yes", "No", "Not sure"])),
+        (300, lambda n: scripted(n, f"I am {n}, it is down.", ["Yes"])),
+        (200, lambda n: scripted(n, "Hello", ["Yes", "No"])),
+        (30, called),
+        (4, called),
+    ],
+)
+def test_a_script_and_results_that_many_have_tie_nothing(
+    make: Make, store: FolderStore, seen: int, one: Callable[[int], dict[str, Any]]
+) -> None:
+    manifest = make(lines([one(number) for number in range(seen)]), data={"eval_fraction": 0.25})
+    assert 0.15 < manifest.counts["eval"] / seen < 0.35
+    assert not told(store, manifest)
+
+
+def test_examples_before_each_question_tie_nothing_and_are_told(make: Make, rows: Rows, store: FolderStore) -> None:
+    shots = [turn for number in (1000, 1001) for turn in log(number, 2, None)[-1]["messages"]]
+    talks = [{"messages": [*shots, *log(number, 1, None)[0]["messages"]]} for number in range(200)]
+    manifest = make(lines(talks), data=EVAL)
+    assert 15 < [row["split"] for row in rows(manifest)].count("eval") < 70
+    assert not told(store, manifest)
+    warned = json.loads(store.get(manifest.files["card_json"]))["warnings"]
+    assert [line.split(" rows each")[0] for line in warned if "as examples before each question" in line] == [
+        "3 answers with the same beginning are learned by up to 200"
+    ]
+
+
+def test_a_tree_of_conversations_is_on_one_side(make: Make, rows: Rows) -> None:
+    """As OASST has them, each leaf with all that was said before it."""
+    talks = []
+    for number in range(40):
+        root = log(number, 2, None)[-1]["messages"]
+        for leaf in range(12):
+            branch = log(100 * number + 1000 + leaf // 4, 1, None)[0]["messages"]
+            end = log(1_000_000 + 100 * number + leaf, 1, None)[0]["messages"]
+            talks.append({"messages": [*root, *branch, *end]})
+    assert not learned_twice(rows(make(lines(talks), data=EVAL)))

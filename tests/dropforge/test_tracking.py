@@ -250,6 +250,16 @@ def test_a_verdict_against_the_champion_changes_nothing_and_says_so(server: str,
     assert (after.tags, after.description, after.aliases) == (before.tags, before.description, before.aliases)
 
 
+def test_a_version_that_was_deleted_is_not_registered_again(server: str, spec: RunSpec) -> None:
+    """The mark that it was rolled back went with it, and the reviewers' no."""
+    run = opened(server, spec)
+    tracking.register(server, run, REPORT, verdict(False), alias="champion", compared_with=None)
+    tracking.client(server).delete_model_version(spec.family, "1")
+    with pytest.raises(DropforgeError, match=r"version 1 of .*it was deleted since this run registered it"):
+        tracking.register(server, run, REPORT, verdict(True), alias="champion", compared_with=None)
+    assert tracking.champion(server, spec.family) is None
+
+
 def test_the_measurement_is_on_the_run(server: str, spec: RunSpec) -> None:
     run = opened(server, spec).tracking
     assert run is not None

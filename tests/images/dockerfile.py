@@ -25,7 +25,8 @@ class Dockerfile:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.text = (IMAGES / name / "Dockerfile").read_text()
+        self.path = IMAGES / name / "Dockerfile"
+        self.text = self.path.read_text()
         joined = re.sub(r"\\\n\s*", "", re.sub(r"^\s*#.*\n", "", self.text, flags=re.MULTILINE))
         lines = [line.partition(" ") for line in joined.splitlines() if line.strip()]
         self.instructions = [Instruction(word.upper(), rest.strip()) for word, _, rest in lines]

@@ -114,6 +114,8 @@ def test_a_group_is_forgotten_and_all_models_that_know_it_are_named(
     going = [line for line in done.output.splitlines() if "Still running with them" in line]
     stop = f"`dropforge stop {family}-r7` ends it"
     assert going == [f"Still running with them, to become a model: {family}-r7. {stop}"]
+    stopped = [line.rpartition(": ")[2] for line in done.output.splitlines() if line.startswith("Stopped or failed")]
+    assert stopped == [f"{family}-r8"]
     trial = f"A trial on them, which its sweep may choose: {family}-r10. End the sweep's run sweep__x in Airflow"
     assert trial in done.output.splitlines()
     # Shards that nothing needs any more are removed, as the pages say; who asks again is told the same, and no less.
