@@ -213,39 +213,63 @@ def moved(store: Store, before: Manifest, made: Manifest, wanted: pc.Expression)
 
     They are found by their places in the drops' files, where both ledgers are there.
     """
-    later = {step.drop: step.files["ledger"] for step in made.steps}
-    placed = ["file", "position", "key", "end"]
+    later = {step.drop: step for step in made.steps}
     for step in before.steps:
-        with suppress(MissingObjectError):
-            old = stored_rows(store, step.files["ledger"], wanted, placed)
-            if step.drop in later and (places := {(row["file"], row["position"]) for row in old}):
-                there = pc.field("position").isin(sorted({position for _, position in places}))
-                for row in stored_rows(store, later[step.drop], there, placed):
-                    if (row["file"], row["position"]) in places:
-                        yield row
+        if step.drop in later:
+            with suppress(MissingObjectError):
+                yield from _at(store, step, later[step.drop], wanted)
 
 
-def check_forgotten(before: Manifest, made: Manifest, asked: Collection[str]) -> None:
+def _at(store: Store, step: Step, later: Step, wanted: pc.Expression) -> Iterator[dict[str, Any]]:
+    """:raises MissingObjectError: if a ledger is gone."""
+    placed = ["file", "position", "key", "end"]
+    places = {(row["file"], row["position"]) for row in stored_rows(store, step.files["ledger"], wanted, placed)}
+    if places:
+        there = pc.field("position").isin(sorted({position for _, position in places}))
+        for row in stored_rows(store, later.files["ledger"], there, placed):
+            if (row["file"], row["position"]) in places:
+                yield row
+
+
+def check_forgotten(store: Store, before: Manifest, made: Manifest, asked: Collection[str]) -> None:
     """Rows are forgotten by what the rules made of them: other rules can make something else.
 
     :param asked: names that are to be forgotten now, beside those of before.
-    :raises DataError: if fewer rows end as forgotten than before, or nothing is what was asked for now; the version is
-        not the newest one then.
+    :raises DataError: if rows that ended as forgotten would be learned, or nothing is what was asked for now; the
+        version is not the newest one then.
     """
-    # Drop by drop: what comes back in one is not made up for by what a new drop brings.
-    ends = {step.drop: step.counts.get(Filtered.FORGOTTEN, 0) for step in made.steps}
-    pairs = [(step.counts.get(Filtered.FORGOTTEN, 0), ends.get(step.drop, 0)) for step in before.steps]
-    was, now = sum(old for old, _ in pairs), sum(min(pair) for pair in pairs)
-    if now < was:
+    was = before.counts.get(Filtered.FORGOTTEN, 0)
+    if back := sum(_brought_back(store, step, made) for step in before.steps):
         raise DataError(
             f"family {before.family}",
-            f"{was} rows are forgotten, and other rules would forget {now} of them and bring the others back",
+            f"{was} rows are forgotten, and other rules would bring {back} of them back",
             "Take the rules of before, or replace the drops that hold those rows and begin another family",
         )
     more = set(asked) - set(before.rules.get("forgotten", ()))
-    if more and sum(new for _, new in pairs) == was:  # whatever else changed, as the kernel's version does
+    # Whatever else changed, as the kernel's version does. A drop that came meanwhile does not count.
+    known = {step.drop for step in before.steps}
+    now = sum(step.counts.get(Filtered.FORGOTTEN, 0) for step in made.steps if step.drop in known)
+    if more and now == was:
         mend = "Name it as the rows do, before masks and with its case, or a row by its place as on the card"
         raise DataError(f"family {before.family}", "no row of its drops is what is to be forgotten", mend)
+
+
+def _brought_back(store: Store, step: Step, made: Manifest) -> int:
+    """How many rows of a drop ended as forgotten and would be learned in another version.
+
+    What other rules filter or cannot read does not come back. Where a ledger or a place is gone, numbers count.
+    """
+    then = step.counts.get(Filtered.FORGOTTEN, 0)
+    later = next((one for one in made.steps if one.drop == step.drop), None)
+    now = later.counts.get(Filtered.FORGOTTEN, 0) if later else 0
+    if not then or (later and later.files["ledger"] == step.files["ledger"]):
+        return 0
+    try:
+        rows = [*_at(store, step, later, pc.field("end") == Filtered.FORGOTTEN)] if later else []
+    except MissingObjectError:
+        return max(0, then - now)
+    gone = sum(row["end"] == Filtered.FORGOTTEN or not row["key"] for row in rows)
+    return max(0, then - gone)
 
 
 def no_family(family: str) -> DataError:

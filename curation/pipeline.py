@@ -220,7 +220,7 @@ def follow(
                 say(f"{len(names):,} forgotten rows have other keys by now: curating without them")
                 rules = replace(rules, forgotten=tuple(sorted({*rules.forgotten, *names})))
                 continue
-            increments.check_forgotten(head.manifest, made, asked)
+            increments.check_forgotten(desk.store, head.manifest, made, asked)
         if not plan.drops and drop is not None:
             return increments.read(desk.store, family, next(s.digest for s in made.steps if s.drop == drop.id))
         if drop is not None and not fit(made, desk.recipe):

@@ -168,7 +168,17 @@ def test_a_drop_becomes_a_registered_model_though_every_container_is_killed(
 
 
 def test_it_is_the_model_of_a_run_that_nobody_disturbed(server: Server, times: Times, tmp_path: Path) -> None:
-    dropforge(server, "drop", str(write_drop(tmp_path / "drop", 1)), "--family", "calm", "--name", "one", "--follow")
+    dropforge(
+        server,
+        "drop",
+        str(write_drop(tmp_path / "drop", 1)),
+        "--family",
+        "calm",
+        "--name",
+        "one",
+        "--follow",
+        timeout=1200,
+    )
     times.note("the same drop in another family, undisturbed")
     client = MlflowClient(server.client_env["MLFLOW_TRACKING_URI"])
     env = server.client_env

@@ -98,11 +98,26 @@ def test_other_rules_do_not_bring_forgotten_rows_back(tmp_path: Path, recipe: Ma
     store, _ = add(tmp_path, rows, recipe(scope="family"), 1)
     key = forget.key_of(store, "fam", "a.jsonl@0")
     without = forget.again(store, "fam", workdir=tmp_path / "f", say=lambda _: None, forget=key)
-    with pytest.raises(DataError, match="1 rows are forgotten, and other rules would forget 0 of them"):
+    with pytest.raises(DataError, match="1 rows are forgotten, and other rules would bring 1 of them back"):
         add(tmp_path, [{"text": "something new"}], recipe(scope="family", pii={}), 2)
     head = increments.read_head(store, "fam")
     assert head is not None
     assert head.manifest.digest == without.digest
+
+
+@pytest.mark.parametrize("other", [{"quality": {"gopher": {"min_words": 4}}}, {"data": {"columns": {"text": "body"}}}])
+def test_what_other_rules_filter_or_cannot_read_does_not_come_back(
+    other: dict[str, Any], tmp_path: Path, recipe: MakeRecipe
+) -> None:
+    rows = [{"text": "secret jane illness"}]
+    rows += [{"text": f"the row of number {n} is that", "body": f"the body {n} of the row"} for n in range(30)]
+    store, _ = add(tmp_path, rows, recipe(scope="family"), 1)
+    key = forget.key_of(store, "fam", "drops/fam/d1/a.jsonl:1")
+    forget.again(store, "fam", workdir=tmp_path / "f", say=lambda _: None, forget=key)
+    more = {"text": "the new row of number 1 is that", "body": "a new row of the test"}
+    _, two = add(tmp_path, [more], recipe(scope="family", **other), 2)
+    assert explain(store, two, "drops/fam/d1/a.jsonl:1")[0].end not in {"train", "eval", "forgotten"}
+    assert two.counts["train"] + two.counts["eval"] == 31
 
 
 def flagged(number: int, **more: Any) -> dict[str, Any]:
@@ -189,7 +204,7 @@ def test_a_new_row_of_a_forgotten_group_makes_up_for_none_that_comes_back(tmp_pa
     for name in (forget.key_of(store, "fam", "a.jsonl@0"), forget.name_of(store, "fam", "doc")):
         without = forget.again(store, "fam", workdir=tmp_path / name.hex(), say=lambda _: None, forget=name)
     assert without.counts["forgotten"] == 2
-    with pytest.raises(DataError, match="2 rows are forgotten, and other rules would forget 1 of them"):
+    with pytest.raises(DataError, match="2 rows are forgotten, and other rules would bring 1 of them back"):
         add(tmp_path, [{"text": "more of her", "group": "doc"}], recipe(scope="family", pii={}), 2)
     head = increments.read_head(store, "fam")
     assert head is not None
@@ -312,7 +327,7 @@ def test_names_of_forgotten_groups_are_keyed_where_pseudonyms_are(
     assert made.counts["forgotten"] == 2
     assert document("g2").hex() not in made.to_json().decode()
     monkeypatch.setenv("A_KEY", "l" * 40)
-    with pytest.raises(DataError, match="2 rows are forgotten, and other rules would forget 1"):
+    with pytest.raises(DataError, match="2 rows are forgotten, and other rules would bring 1 of"):
         add(tmp_path, [{"text": "a row of another key"}], asked, 2)
     monkeypatch.delenv("A_KEY")
     with pytest.raises(DropforgeError, match="A_KEY"):
