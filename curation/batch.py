@@ -73,7 +73,7 @@ class Batch:
     priorities: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
     beside: list[tuple[str, ...]] = field(default_factory=list)
-    answers: list[tuple[bytes, bytes | None, bytes | None, bytes, int]] = field(default_factory=list)
+    answers: list[tuple[bytes, bytes | None, bytes | None, bytes | None, bytes, int]] = field(default_factory=list)
     weight: int = 0
 
     def add(

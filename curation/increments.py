@@ -268,8 +268,8 @@ def _brought_back(store: Store, step: Step, made: Manifest) -> int:
         rows = [*_at(store, step, later, pc.field("end") == Filtered.FORGOTTEN)] if later else []
     except MissingObjectError:
         return max(0, then - now)
-    gone = sum(row["end"] == Filtered.FORGOTTEN or not row["key"] for row in rows)
-    return max(0, then - gone)
+    gone = [row for row in rows if row["end"] == Filtered.FORGOTTEN or not row["key"]]
+    return max(0, then - len(gone))
 
 
 def no_family(family: str) -> DataError:
