@@ -518,11 +518,10 @@ STEPS: Final = (
         "Airflow's triggerer. The pod waits five minutes: where its node is made first, give the check again",
         check="dropforge doctor --cluster --recipe preset.yaml --account airflow:airflow-worker --pod $BUCKET "
         "&& dropforge doctor --watcher",
-        before=('set -a; . ./settings.env; AIRFLOW_USERNAME=admin; read -rsp "Password: " AIRFLOW_PASSWORD; set +a',),
-        without_roles=(
+        before=(
             'set -a; . ./settings.env; AIRFLOW_USERNAME=admin; read -rsp "Password: " AIRFLOW_PASSWORD; set +a',
-            # Not sourced: keys may have what means something to a shell, and MLflow's address is one of the cluster.
-            "while read -r line; do export \"$line\"; done < <(grep '^AWS_' trainer.env)",
+            # Keys and address where pods have no roles; not sourced, as keys may have what means something to a shell.
+            "test ! -e trainer.env || while read -r line; do export \"$line\"; done < <(grep '^AWS_' trainer.env)",
         ),
     ),
 )

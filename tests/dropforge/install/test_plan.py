@@ -427,12 +427,11 @@ def test_where_pods_have_no_roles_the_last_step_asks_the_s3_that_trainings_ask(t
     def last(size: Any, on: Any) -> str:
         return "\n".join(commands(chosen(size, on)[-1], size, on, set()))
 
-    assert "trainer.env" not in last("team", "eks")
     (tmp_path / "settings.env").write_text("DROPFORGE_BUCKET=acme\n")
     given = "MLFLOW_TRACKING_URI=http://mlflow.airflow:5000\n# AWS_DEFAULT_REGION=\n"
     given += "AWS_ENDPOINT_URL=https://s3.example\nAWS_SECRET_ACCESS_KEY=a$b/c+d==\n"
     (tmp_path / "trainer.env").write_text(given)
-    for size, on in (("laptop", "any"), ("team", "nebius")):
+    for size, on in (("laptop", "any"), ("team", "nebius"), ("team", "any")):
         asked = 'echo "$AWS_ENDPOINT_URL $AWS_SECRET_ACCESS_KEY $DROPFORGE_BUCKET ${MLFLOW_TRACKING_URI-none}"'
         script = f"{last(size, on)}\nbash -c '{asked}'"
         done = subprocess.run(
@@ -444,6 +443,10 @@ def test_where_pods_have_no_roles_the_last_step_asks_the_s3_that_trainings_ask(t
             env={"PATH": "/usr/bin:/bin"},
         )
         assert done.stdout == "https://s3.example a$b/c+d== acme none\n", done.stderr
+    (tmp_path / "trainer.env").unlink()
+    script = f"set -e\n{last('team', 'eks')}\necho $DROPFORGE_BUCKET"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, input="word\n", capture_output=True, text=True)
+    assert done.stdout == "acme\n", done.stderr
 
 
 def test_what_stands_in_a_lock_or_is_given_is_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
