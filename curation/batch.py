@@ -38,6 +38,7 @@ ROWS: Final = pa.schema(
         ("invisible", pa.int64()),
         ("opening", pa.int64()),
         ("closing", pa.int64()),
+        ("answer", pa.binary()),
     ]
 )
 FAULTS: Final = pa.schema(
@@ -73,7 +74,9 @@ class Batch:
     priorities: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
     beside: list[tuple[str, ...]] = field(default_factory=list)
-    answers: list[tuple[bytes, bytes | None, bytes | None, bytes | None, bytes, int]] = field(default_factory=list)
+    answers: list[tuple[bytes, bytes | None, bytes | None, bytes | None, bytes | None, bytes, int]] = field(
+        default_factory=list
+    )
     weight: int = 0
 
     def add(
@@ -89,6 +92,7 @@ class Batch:
         kind: int,
         question: bytes | None,
         answers: Sequence[Answer] = (),
+        answer: bytes | None = None,
     ) -> None:
         chars = row.chars
         columns = self.columns
@@ -111,6 +115,7 @@ class Batch:
         opening, closing = numbers(row.text if row.text is not None else asked(row.roles, row.contents))
         columns["opening"].append(opening)
         columns["closing"].append(closing)
+        columns["answer"].append(answer)
         self.valid.append(row.text is None)
         self.roles += row.roles
         self.contents += row.contents
@@ -122,7 +127,8 @@ class Batch:
             named = [name for name, *_ in answers]
             around = zip(answers, [None, *named], [*named[1:], None], strict=False)
             self.answers += [
-                (name, one, other, past, whole, int(learned)) for (name, learned, past), one, other in around
+                (name, one, other, past, text, whole, int(learned))
+                for (name, learned, past, text), one, other in around
             ]
         # UTF-8 needs up to four bytes a character; Arrow's 32-bit offsets must never overflow.
         for text in (row.extras, row.label, row.source, row.group):

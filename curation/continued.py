@@ -21,15 +21,16 @@ BEGINNINGS: Final = 3
 #: Rows with one answer that no other row continues: the leaves of a tree of conversations.
 LEAVES: Final = 64
 
-#: Answers of a split's rows by name, with the names of those before and behind it in the row, or null, and of all that
-#: came before it; `learned` is 0 or 1. Of rows that are one question and its answer none is listed: their content key
-#: is the name.
+#: Answers of a split's rows by name, with the names of those before and behind it in the row, or null, of all that came
+#: before it, and of its own text if that is long; `learned` is 0 or 1. Of rows that are one question and its answer none
+#: is listed: their content key is the name.
 ANSWERS: Final = pa.schema(
     [
         ("name", pa.binary()),
         ("preceding", pa.binary()),
         ("following", pa.binary()),
         ("past", pa.binary()),
+        ("text", pa.binary()),
         ("unit", pa.binary()),
         ("learned", pa.int64()),
     ]
@@ -121,6 +122,19 @@ NO_THREADED: Final = "create table threaded as select key, unit from rows where 
 REPEATED: Final = "select count(*) from continued where learned > 1"
 #: How many answers very many rows learn with one beginning, as examples before each question; and by how many.
 EXAMPLES: Final = "select count(*), max(learned) from phrases where learned > {leaves} and beginnings <= {beginnings}"
+#: How many long answers of conversations are learned and stand in evaluation rows too, behind something else.
+CROSSING: Final = """
+select count(*)
+from (select t.text
+      from (select a.text, h.side, a.learned, 1 as several
+            from answers a join shades h on a.unit = h.unit where a.text is not null and h.side is not null
+            union all
+            select r.answer as text, s.side, 1 as learned, 0 as several
+            from rows r join sides s on r.key = s.key and r.rank = s.rank where r.answer is not null) t
+      group by t.text
+      having min(t.side) <> max(t.side) and max(t.several) = 1
+         and max(case when t.side = 0 then t.learned else 0 end) = 1) c
+"""
 #: See `curation.exchange.REMEMBERED`.
 REMEMBERED: Final = {
     "old_answers": """
@@ -138,6 +152,11 @@ def examples(tables: Tables) -> tuple[int, int]:
     """How many answers are examples before each question, and how many rows learn one of them at the most."""
     answers, rows = tables.one(EXAMPLES.format(leaves=LEAVES, beginnings=BEGINNINGS))
     return answers, rows or 0
+
+
+def crossing(tables: Tables) -> int:
+    """How many long answers stand on both sides, as of `CROSSING`."""
+    return int(tables.one(CROSSING)[0]) if tables.one(ANY)[0] else 0
 
 
 def settle(tables: Tables) -> None:

@@ -14,9 +14,11 @@ from curation.composing import composed
 from curation.turns import calls_of, in_one_order, without_ids
 
 KEY_BYTES: Final = 16
-#: The name of an answer with what led to it (16 bytes), whether the answer is learned, and the name of all that was
-#: said before that; None for nothing.
-Answer = tuple[bytes, bool, bytes | None]
+#: Words of an answer that is compared by itself.
+LONG: Final = 8
+#: The name of an answer with what led to it (16 bytes), whether the answer is learned, the name of all that was said
+#: before that, or None for nothing, and that of its text alone, as of `_long`.
+Answer = tuple[bytes, bool, bytes | None, bytes | None]
 RANK_BYTES: Final = 46
 
 
@@ -32,18 +34,20 @@ def _words(text: str) -> list[str]:
     return composed(text).split()
 
 
-def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list[Answer]]:
-    """(content key, exact name, words, input, asked, answers): names of 16 bytes each, and how many runs without white
-    space.
+def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list[Answer], bytes | None]:
+    """(content key, exact name, words, input, asked, answers, answer): names of 16 bytes each, and how many runs without
+    white space.
 
     The key covers roles, folded text, and what messages say beside it but for ids of calls, in whichever order its keys
     are; the exact name covers all that, label, source, group and extras as they are. The input names what comes before
     the last answer, if there is one, and `asked` the roles and texts of that alone. The answers are those of
-    `_answers`; none is listed of a row that is one question and its answer, whose key is the name.
+    `_answers`; none is listed of a row that is one question and its answer, whose key is the name, and of which
+    `answer` is that of `_long`.
     """
     # Folding removes U+001E and U+001F, so the joined form can be taken apart again and no two rows share it.
     texts = [_words(text) for text in (row.contents if row.text is None else (row.text,))]
     answers: list[Answer] = []
+    answer = None
     if row.text is None:
         plain = turns = [f"{role}\x1f{' '.join(words)}" for role, words in zip(row.roles, texts, strict=True)]
         if row.beside:  # JSON text, which holds neither of these characters
@@ -67,6 +71,8 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list
             or _THOUGHT in plain[asked]
         ):
             answers = _answers(row, plain)
+        elif asked:
+            answer = _long(plain[asked])
     else:
         key, question, side = _hash(f"t{' '.join(texts[0])}".encode()), None, None
     parts = (*row.roles, *row.contents, row.text, row.label, row.source, row.group)
@@ -75,7 +81,12 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list
     if row.beside:
         parts = (*parts, row.tools, *row.beside)
     exact = "".join(["-" if part is None else f"{len(part)}:{part}" for part in parts])
-    return key, _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts)), question, side, answers
+    return key, _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts)), question, side, answers, answer
+
+
+def _long(turn: str) -> bytes | None:
+    """The name of an answer's text, if it is so long that two have it for one reason alone (8 bytes)."""
+    return _hash(turn.encode())[:8] if turn.count(" ") + 1 >= LONG else None
 
 
 def _answers(row: Row, turns: list[str]) -> list[Answer]:
@@ -98,7 +109,8 @@ def _answers(row: Row, turns: list[str]) -> list[Answer]:
             said[-1] += f"\x1f{calls_of(beside)}"
         own = _hash(("m" + "\x1e".join(said)).encode())
         if before or len(said) > 1:
-            found.append((before[:8] + own[8:] if before else own, _UNLEARNED not in beside, past))
+            name = before[:8] + own[8:] if before else own
+            found.append((name, _UNLEARNED not in beside, past, _long(said[-1])))
         before, past = own, _hash((past or b"") + own)
         said.clear()
     return found

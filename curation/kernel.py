@@ -141,6 +141,7 @@ class Curated(NamedTuple):
     kind: int
     question: bytes | None
     answers: list[Answer]
+    answer: bytes | None
 
 
 def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
@@ -189,17 +190,17 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
         masked = row._replace(label=label, source=source, group=shown, extras=extras, tools=tools)
         report.masked += masked != row
         row = masked
-    key, exact, words, question, asked, answers = names(row)
+    key, exact, words, question, asked, answers, answer = names(row)
     question = key if labels else question
     # Of what is asked: it never stands on both sides. Two groups may share a mask, and stay two.
     side = unit(group, key if labels or asked is None else asked, salt)
     number = 0
     if labels:
-        answers = answers or ([(key, False, None)] if asked else [])
+        answers = answers or ([(key, False, None, None)] if asked else [])
         key, number = labelled(key, row.label), kind(row.label)
     # Of copies one with a group stays: the others of its group are on its side.
     name = rank(exact, side, task.file, item.position, 2 * priority + (group is None))
-    return Curated(item.position, row, key, name, side, words, priority, number, question, answers)
+    return Curated(item.position, row, key, name, side, words, priority, number, question, answers, answer)
 
 
 def _count(counts: dict[str, int], name: str) -> None:

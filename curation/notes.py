@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from curation.dialect import SEEN
 from curation.folders import said
+from curation.identity import LONG
 from curation.page import first_of, place_text
 from curation.places import line_numbers
 from curation.reasons import Filtered, Reason, filtered, mend, quarantined
@@ -116,6 +117,17 @@ def in_very_many(answers: int, rows: int, rules: Rules) -> list[str]:
         f"{counted(answers, 'answer')} with the same beginning {'is' if answers == 1 else 'are'} learned by up to "
         f"{rows:,} rows each, as examples before each question are. They leave these rows on their sides; mark what no "
         "row should learn `train: false`"
+    ]
+
+
+def on_both_sides(answers: int, rules: Rules) -> list[str]:
+    """What is told of long answers of conversations that are learned, and stand in evaluation rows too."""
+    if not answers or rules.task != "causal-lm":
+        return []
+    return [
+        f"{counted(answers, 'answer')} of {LONG} words or more {'is' if answers == 1 else 'are'} learned and "
+        f"{'stands' if answers == 1 else 'stand'} in evaluation rows too, behind other words, as in a log that adds "
+        "texts or the date to its newest question. Give the rows of a conversation the same `group`"
     ]
 
 

@@ -40,6 +40,7 @@ from curation.notes import (
     in_very_many,
     not_as_meant,
     nothing,
+    on_both_sides,
     unknown_keys,
     warnings,
 )
@@ -336,6 +337,7 @@ def step(
     unread = unknown_keys(reports, rules)
     worth = [*limited(rules, len(files), whole), *not_as_meant(reports, rules, unread)]
     worth += in_several(statistics.repeated_answers, rules) + in_very_many(*statistics.examples, rules)
+    worth += on_both_sides(statistics.crossing, rules)
     worth += desk.sets.warnings() if desk.sets is not None else []
     of_files = warnings(work, reports, rules, files, passed, [1] * len(files) if sample else read)
     if (override := desk.recipe.curation.gate.override) is not None:

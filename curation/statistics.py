@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from curation.continued import REPEATED, examples
+from curation.continued import REPEATED, crossing, examples
 from curation.engines.tables import Tables
 from curation.phrases import repeated
 from curation.shapes import is_json_text, is_repr
@@ -50,6 +50,7 @@ class Statistics:
     :param near: near duplicates that went, least similar first, each with the row that stayed.
     :param unmet: rows that stayed in a bucket with so many others that they were compared with its first ones alone.
     :param repeated_answers: answers that are learned in several rows.
+    :param crossing: long answers of conversations that are learned and stand in evaluation rows too.
     :param examples: answers that very many rows learn with one beginning, and how many do at most.
     :param suspicious: of sources that raise an alarm the rows, those with control tokens, and those with invisible or
         reordering characters; copies count.
@@ -90,6 +91,7 @@ class Statistics:
     unmet: int = 0
     repeated_answers: int = 0
     examples: tuple[int, int] = (0, 0)
+    crossing: int = 0
     contested: dict[str, Any] = field(default_factory=dict)
     truths: dict[str, int] = field(default_factory=dict)
     suspicious: list[tuple[str, int, int, int]] = field(default_factory=list)
@@ -193,6 +195,7 @@ def measure(
         unmet=tables.one("select unmet from unmet")[0],
         repeated_answers=tables.one(REPEATED)[0],
         examples=examples(tables),
+        crossing=crossing(tables),
         suspicious=_suspicious(tables, top),
         repeated=[(shown_name(item[0]), *item[1:]) for item in repeated(tables, _KEPT, top)],
         classes=classes,

@@ -268,3 +268,23 @@ def test_a_tree_of_conversations_is_on_one_side(make: Make, rows: Rows) -> None:
             end = log(1_000_000 + 100 * number + leaf, 1, None)[0]["messages"]
             talks.append({"messages": [*root, *branch, *end]})
     assert not learned_twice(rows(make(lines(talks), data=EVAL)))
+
+
+@pytest.mark.parametrize("turns", [2, 4])
+def test_answers_on_both_sides_are_told(make: Make, rows: Rows, store: FolderStore, turns: int) -> None:
+    """The newest question has texts beside it that a history leaves out, as applications with retrieval write it."""
+    requests = []
+    for number in range(100):
+        said: list[dict[str, Any]] = []
+        for turn in range(turns):
+            answer = f"The answer to part {turn} of matter {number} has some more words"
+            asked, found = f"Part {turn} of {number}?", f"Read this: text {turn} of {number}."
+            reply = {"role": "assistant", "content": answer}
+            requests.append({"messages": [*said, {"role": "user", "content": f"{found}\n{asked}"}, reply]})
+            said = [*said, {"role": "user", "content": asked}, reply]
+    manifest = make(lines(requests), data=EVAL)
+    both = learned_twice(rows(manifest))
+    assert both
+    warned = json.loads(store.get(manifest.files["card_json"]))["warnings"]
+    [line] = [line for line in warned if "behind other words" in line]
+    assert line.startswith(f"{len(both)} answers of 8 words or more are learned and stand in evaluation rows too")
