@@ -22,8 +22,8 @@ BEGINNINGS: Final = 3
 LEAVES: Final = 64
 
 #: Answers of a split's rows by name, with the names of those before and behind it in the row, or null, of all that came
-#: before it, and of its own text if that is long; `learned` is 0 or 1. Of rows that are one question and its answer none
-#: is listed: their content key is the name.
+#: before it, and of its own text if that is long; `learned` is 0 or 1. Of rows that are one question and its answer
+#: none is listed: their content key is the name.
 ANSWERS: Final = pa.schema(
     [
         ("name", pa.binary()),

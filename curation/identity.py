@@ -35,8 +35,8 @@ def _words(text: str) -> list[str]:
 
 
 def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list[Answer], bytes | None]:
-    """(content key, exact name, words, input, asked, answers, answer): names of 16 bytes each, and how many runs without
-    white space.
+    """(content key, exact name, words, input, asked, answers, answer): names of 16 bytes each, and how many runs
+    without white space.
 
     The key covers roles, folded text, and what messages say beside it but for ids of calls, in whichever order its keys
     are; the exact name covers all that, label, source, group and extras as they are. The input names what comes before

@@ -50,6 +50,7 @@ def account(tmp_path: Path) -> Iterator[dict[str, str]]:
             # What AWS answers and moto leaves out.
             eks_backends[ACCOUNT_ID][REGION].clusters[CLUSTER].resources_vpc_config["vpcId"] = vpc
             yield env
+            eks.delete_cluster(name=CLUSTER)  # moto keeps it as long as the process
 
 
 def stand_in(folder: Path, name: str, script: str) -> None:
@@ -188,8 +189,10 @@ def test_the_template_is_deployed_by_the_page_s_commands(account: dict[str, str]
     """moto makes no policies and no Pod Identity of it, and tells no outputs; `test_aws.py` holds those."""
     text = (ROOT / "docs/how-to/install/aws.md").read_text().partition("## What is made")[0]
     typed = [line.removeprefix("    ") for line in text.splitlines() if line.startswith("    ")]
-    given("\n".join(line for line in typed if not line.startswith("dropforge doctor")), tmp_path, account)
+    commands = "\n".join(line for line in typed if not line.startswith("dropforge doctor"))
+    bucket = "acme-typed"  # moto's buckets are everybody's, and other tests have one of the page's name
+    given(commands.replace("acme-dropforge", bucket), tmp_path, account)
     stack = boto3.client("cloudformation").describe_stacks(StackName="dropforge")["Stacks"][0]
     assert stack["StackStatus"] == "CREATE_COMPLETE"
-    assert boto3.client("s3").get_bucket_encryption(Bucket="acme-dropforge")["ServerSideEncryptionConfiguration"]
+    assert boto3.client("s3").get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]
     assert len(boto3.client("sqs").list_queues(QueueNamePrefix="dropforge")["QueueUrls"]) == 2
