@@ -515,13 +515,15 @@ STEPS: Final = (
         "doctor",
         "What jobs need of the cluster, and the way of a drop, tried",
         "A pod of the preset has to get its image and to reach the bucket, and a test object to go from the bucket to "
-        "Airflow's triggerer. The pod waits five minutes: where its node is made first, give the check again",
+        "Airflow's triggerer. The pod waits five minutes: where its node is made first, give the check again. Where "
+        "pods have no roles, keys in your environment come before those of trainer.env, and have to write below drops/",
         check="dropforge doctor --cluster --recipe preset.yaml --account airflow:airflow-worker --pod $BUCKET "
         "&& dropforge doctor --watcher",
         before=(
             'set -a; . ./settings.env; AIRFLOW_USERNAME=admin; read -rsp "Password: " AIRFLOW_PASSWORD; set +a',
             # Keys and address where pods have no roles; not sourced, as keys may have what means something to a shell.
-            "test ! -e trainer.env || while read -r line; do export \"$line\"; done < <(grep '^AWS_' trainer.env)",
+            "test ! -e trainer.env || while read -r line; do name=${line%%=*}; "
+            "export \"$name=${!name:-${line#*=}}\"; done < <(grep '^AWS_' trainer.env)",
         ),
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from typing import Any
 
 import boto3
 import pytest
+import yaml
 from moto.core import DEFAULT_ACCOUNT_ID as ACCOUNT_ID
 from moto.eks.models import eks_backends
 
+from dropforge.install.steps import STEPS
 from tests.compose.server import page_commands
 from tests.dropforge.install.test_plan import ROOT
 from tests.moto_server import moto_server
@@ -159,11 +162,78 @@ else:
 )
 
 
+def printed(text: str) -> list[str]:
+    """Lines of variables, by which another shell goes on."""
+    return [line for line in text.splitlines() if re.fullmatch(r"([A-Z_]+=\S+ ?)+", line)]
+
+
+def test_cluster_and_nodes_are_made_and_removed_at_nebius(tmp_path: Path) -> None:
+    """Each thing that is made has an id of its own, and is removed by it."""
+    stand_in(tmp_path, "nebius", MAKES)
+    names = ("1. Cluster", "2. A shared filesystem and the GPU nodes", "4. The first GPU pod, run, upgrade, removal")
+    cluster, nodes, removal = (block for name in names for block in page_commands("nebius.md", name))
+    made = given("\n".join([cluster, nodes]), tmp_path, dict(os.environ))
+    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    groups = [words for words in told if words[:3] == ["mk8s", "node-group", "create"]]
+    assert {words[words.index("--parent-id") + 1] for words in groups} == {"cluster-1"}
+    gpus = groups[-1]
+    assert gpus[gpus.index("--template-gpu-cluster-id") + 1] == "gpu-cluster-1"
+    mounted = json.loads(gpus[gpus.index("--template-filesystems") + 1])
+    assert mounted[0]["existing_filesystem"] == {"id": "filesystem-1"}
+    assert yaml.safe_load(gpus[gpus.index("--template-cloud-init-user-data") + 1])
+    (tmp_path / "told").unlink()
+    given("\n".join([*printed(made.stdout), removal]), tmp_path, dict(os.environ))
+    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    gone = [words[-1] for words in told if words[2] == "delete"]
+    assert gone == ["node-group-1", "node-group-2", "cluster-1", "filesystem-1", "gpu-cluster-1"]
+
+
+def test_the_clusters_commands_at_aws_name_the_versions_and_stacks_that_they_remove(tmp_path: Path) -> None:
+    for name in ("curl", "eksctl", "aws"):
+        stand_in(tmp_path, name, f'#!/bin/sh\necho "{name} $*" >>told\n')
+    names = ("1. Karpenter's rights, then the cluster", "4. Removal")
+    made, removal = (block for name in names for block in page_commands("eks.md", name))
+    given("\n".join([made, removal]), tmp_path, dict(os.environ))
+    told = (tmp_path / "told").read_text()
+    version = next(step.chart.version for step in STEPS if step.chart and step.name == "karpenter")
+    assert f"/karpenter-provider-aws/v{version}/" in told
+    stacks = re.findall(r"aws cloudformation (deploy|delete-stack) --region eu-west-1 --stack-name (\S+)", told)
+    assert {name for verb, name in stacks if verb == "deploy"} <= {name for verb, name in stacks if verb != "deploy"}
+    config = yaml.safe_load((ROOT / "docs/how-to/install/eks-cluster.yaml").read_text())
+    assert config["metadata"]["name"] == "training-1"
+    assert re.findall(r"eksctl (\w+) cluster -f (\S+)", told) == [
+        ("create", "docs/how-to/install/eks-cluster.yaml"),
+        ("delete", "docs/how-to/install/eks-cluster.yaml"),
+    ]
+
+
+MAKES = (
+    f"#!{sys.executable} -SI"
+    + """
+# Makes what it is told to, and gives each thing an id.
+import json, os, sys
+words = sys.argv[1:]
+with open("told", "a") as told:
+    print(json.dumps(words), file=told)
+kind, verb = words[1], words[2]
+made = json.load(open("made")) if os.path.exists("made") else []
+if verb == "create":
+    made.append(f"{kind}-{1 + sum(one.startswith(kind + '-') and one[len(kind) + 1:].isdigit() for one in made)}")
+    json.dump(made, open("made", "w"))
+    print(json.dumps({"metadata": {"id": made[-1]}}))
+elif verb == "list":
+    found = [one for one in made if one.startswith(kind + "-")] or [kind + "-1"]
+    print(json.dumps({"items": [{"metadata": {"id": one}} for one in found]}))
+"""
+)
+
+
 def test_bucket_keys_and_database_are_made_and_removed_at_nebius(tmp_path: Path) -> None:
     stand_in(tmp_path, "nebius", NEBIUS)
     names = ("Bucket and its keys", "PostgreSQL", "Removal")
     bucket, database, removal = (block for name in names for block in page_commands("nebius-services.md", name))
-    given("\n".join([bucket, database, removal]), tmp_path, dict(os.environ))
+    made = given("\n".join([bucket, database]), tmp_path, dict(os.environ))
+    given("\n".join([*printed(made.stdout), removal]), tmp_path, dict(os.environ))
     for name in ("connections", "trainer"):
         path = tmp_path / f"{name}.env"
         assert path.stat().st_mode & 0o077 == 0

@@ -443,6 +443,11 @@ def test_where_pods_have_no_roles_the_last_step_asks_the_s3_that_trainings_ask(t
             env={"PATH": "/usr/bin:/bin"},
         )
         assert done.stdout == "https://s3.example a$b/c+d== acme none\n", done.stderr
+        env = {"PATH": "/usr/bin:/bin", "AWS_SECRET_ACCESS_KEY": "of somebody who uploads"}
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, input="word\n", capture_output=True, text=True, env=env
+        )
+        assert done.stdout == "https://s3.example of somebody who uploads acme none\n", done.stderr
     (tmp_path / "trainer.env").unlink()
     script = f"set -e\n{last('team', 'eks')}\necho $DROPFORGE_BUCKET"
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, input="word\n", capture_output=True, text=True)
