@@ -72,8 +72,8 @@ from (select * from said union all select * from said_before) s
 group by name, preceding, following
 """
 #: Answers of several rows, in few places, and in how many of these they are learned.
-SHARED: Final = """
-create table shared as
+HEARD: Final = """
+create table heard as
 select name, cast(sum(learned) as bigint) as learned
 from placed group by name having min(low) <> max(high) and count(*) <= {most}
 """
@@ -81,7 +81,7 @@ SPOKEN: Final = """
 create table spoken as
 select s.name, s.past, s.unit, max(s.learned) as learned
 from (select name, past, unit, learned from said union all select name, past, unit, learned from said_before) s
-join shared c on s.name = c.name
+join heard c on s.name = c.name
 group by s.name, s.past, s.unit
 """
 #: Units whose rows are all continued: each ends with an answer behind which another row has one.
@@ -105,7 +105,7 @@ group by s.name having count(distinct s.past) > {beginnings} or count(distinct s
 """
 CONTINUED: Final = """
 create table continued as
-select s.name, s.learned from shared s left join phrases p on s.name = p.name where p.name is null
+select s.name, s.learned from heard s left join phrases p on s.name = p.name where p.name is null
 """
 THREADED: Final = """
 create table threaded as
@@ -133,7 +133,8 @@ from (select t.text
             from rows r join sides s on r.key = s.key and r.rank = s.rank where r.answer is not null) t
       group by t.text
       having min(t.side) <> max(t.side) and max(t.several) = 1
-         and max(case when t.side = 0 then t.learned else 0 end) = 1) c
+         and max(case when t.side = 0 then t.learned else 0 end) = 1
+         and max(case when t.side = 1 then t.learned else 0 end) = 1) c
 """
 #: See `curation.exchange.REMEMBERED`.
 REMEMBERED: Final = {
@@ -166,7 +167,7 @@ def settle(tables: Tables) -> None:
         tables.do(NO_CONTINUED)
         tables.do(NO_THREADED)
         return
-    for statement in (SAID, SAID_BEFORE, PLACED, SHARED, SPOKEN, CLOSED, PHRASES, CONTINUED, THREADED):
+    for statement in (SAID, SAID_BEFORE, PLACED, HEARD, SPOKEN, CLOSED, PHRASES, CONTINUED, THREADED):
         tables.do(statement.format(most=MOST, beginnings=BEGINNINGS, leaves=LEAVES))
-    for table in ("said", "said_before", "placed", "shared", "spoken", "closed"):
+    for table in ("said", "said_before", "placed", "heard", "spoken", "closed"):
         tables.do(f"drop table {table}")

@@ -16,6 +16,7 @@ from curation.turns import calls_of, in_one_order, without_ids
 KEY_BYTES: Final = 16
 #: Words of an answer that is compared by itself.
 LONG: Final = 8
+_LETTERS: Final = 60  # of its turn, in scripts that set no spaces
 #: The name of an answer with what led to it (16 bytes), whether the answer is learned, the name of all that was said
 #: before that, or None for nothing, and that of its text alone, as of `_long`.
 Answer = tuple[bytes, bool, bytes | None, bytes | None]
@@ -86,7 +87,7 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list
 
 def _long(turn: str) -> bytes | None:
     """The name of an answer's text, if it is so long that two have it for one reason alone (8 bytes)."""
-    return _hash(turn.encode())[:8] if turn.count(" ") + 1 >= LONG else None
+    return _hash(turn.encode())[:8] if turn.count(" ") + 1 >= LONG or len(turn) >= _LETTERS else None
 
 
 def _answers(row: Row, turns: list[str]) -> list[Answer]:

@@ -126,8 +126,9 @@ def on_both_sides(answers: int, rules: Rules) -> list[str]:
         return []
     return [
         f"{counted(answers, 'answer')} of {LONG} words or more {'is' if answers == 1 else 'are'} learned and "
-        f"{'stands' if answers == 1 else 'stand'} in evaluation rows too, behind other words, as in a log that adds "
-        "texts or the date to its newest question. Give the rows of a conversation the same `group`"
+        f"{'stands' if answers == 1 else 'stand'} in evaluation rows of this drop too, behind other words: a log adds "
+        "texts or the date to its newest question, or conversations share what they say. Give the rows of one "
+        "conversation the same `group`"
     ]
 
 

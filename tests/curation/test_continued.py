@@ -270,14 +270,21 @@ def test_a_tree_of_conversations_is_on_one_side(make: Make, rows: Rows) -> None:
     assert not learned_twice(rows(make(lines(talks), data=EVAL)))
 
 
-@pytest.mark.parametrize("turns", [2, 4])
-def test_answers_on_both_sides_are_told(make: Make, rows: Rows, store: FolderStore, turns: int) -> None:
+@pytest.mark.parametrize(
+    ("turns", "words"),
+    [
+        (2, "The answer to the question has these words"),
+        (4, "The answer to the question has these words"),
+        (2, "这是一个没有空格的回答" * 5),
+    ],
+)
+def test_answers_on_both_sides_are_told(make: Make, rows: Rows, store: FolderStore, turns: int, words: str) -> None:
     """The newest question has texts beside it that a history leaves out, as applications with retrieval write it."""
     requests = []
     for number in range(100):
         said: list[dict[str, Any]] = []
         for turn in range(turns):
-            answer = f"The answer to part {turn} of matter {number} has some more words"
+            answer = f"{words} {turn}-{number}"
             asked, found = f"Part {turn} of {number}?", f"Read this: text {turn} of {number}."
             reply = {"role": "assistant", "content": answer}
             requests.append({"messages": [*said, {"role": "user", "content": f"{found}\n{asked}"}, reply]})
@@ -287,4 +294,6 @@ def test_answers_on_both_sides_are_told(make: Make, rows: Rows, store: FolderSto
     assert both
     warned = json.loads(store.get(manifest.files["card_json"]))["warnings"]
     [line] = [line for line in warned if "behind other words" in line]
-    assert line.startswith(f"{len(both)} answers of 8 words or more are learned and stand in evaluation rows too")
+    assert line.startswith(
+        f"{len(both)} answers of 8 words or more are learned and stand in evaluation rows of this drop"
+    )
