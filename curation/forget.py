@@ -6,7 +6,7 @@ every unit keeps the side that it had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -51,16 +51,14 @@ def again(
     check(head.recipe)
     recipe = build_recipe(dict(head.recipe))
     rules, sets, own = prepared(store, recipe, workdir)
-    names = set() if forget is None else {forget.hex()}
     if forget is not None and head.manifest.rules.get("version") != rules.version:
-        # First by the new rules, which may know the row by another name.
-        made = again(store, family, workdir=workdir, say=say)
+        # First by the new rules, which may know the row by another name, or as a copy of what is forgotten.
+        made = again(store, family, workdir=workdir, say=say, check=check)
         rows = [*increments.moved(store, head.manifest, made, pc.field("key") == forget)]
-        names = increments.names_of(rows) if rows else names
-        if not names:  # it is a copy of what is forgotten
-            return made
-        head = newest(store, family)
-    rules = _forgetting(rules, head.manifest, names)
+        for name in sorted(increments.names_of(rows)) if rows else [forget.hex()]:
+            made = again(store, family, workdir=workdir, say=say, forget=bytes.fromhex(name), check=check)
+        return made
+    rules = _forgetting(rules, head.manifest, forget)
     size = sum(file.size for drop in increments.drops(store, head.manifest) for file in drop.data_files)
     choice = choose(recipe.curation, size)
     say(f"Curation engine {choice.engine}: {choice.why}")
@@ -89,10 +87,10 @@ def _before(store: Store, version: Manifest) -> Iterator[Manifest]:
         yield version
 
 
-def _forgetting(rules: Rules, before: Manifest, names: Set[str]) -> Rules:
-    if not names:
+def _forgetting(rules: Rules, before: Manifest, name: bytes | None) -> Rules:
+    if name is None:
         return rules
-    forgotten = {*before.rules.get("forgotten", ()), *names}
+    forgotten = {*before.rules.get("forgotten", ()), name.hex()}
     return replace(rules, forgotten=tuple(sorted(forgotten)), sides_of=before.digest)
 
 

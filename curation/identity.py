@@ -105,13 +105,13 @@ def _answers(row: Row, turns: list[str]) -> list[Answer]:
                 said.append(turn)
             continue
         said.append(f"assistant\x1f{turn.rpartition(_THOUGHT)[2].strip()}" if _THOUGHT in turn else turn)
-        beside = row.beside[at] if row.beside else ""
+        beside, text = row.beside[at] if row.beside else "", _long(said[-1])
         if _CALLS in beside:
             said[-1] += f"\x1f{calls_of(beside)}"
         own = _hash(("m" + "\x1e".join(said)).encode())
         if before or len(said) > 1:
             name = before[:8] + own[8:] if before else own
-            found.append((name, _UNLEARNED not in beside, past, _long(said[-1])))
+            found.append((name, _UNLEARNED not in beside, past, text))
         before, past = own, _hash((past or b"") + own)
         said.clear()
     return found

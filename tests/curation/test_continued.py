@@ -220,7 +220,8 @@ def called(number: int) -> dict[str, Any]:
     """An agent's, whose calls differ and whose results do not."""
     turns: list[dict[str, Any]] = [{"role": "user", "content": f"Set up host {number}"}]
     for step in range(4):
-        call = {"name": "run", "arguments": json.dumps({"command": f"step {step} of host {number}"})}
+        command = f"step {step} of host {number}" if step else "show everything that is here, one in a line"
+        call = {"name": "run", "arguments": json.dumps({"command": command})}
         turns += [
             {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": call}]},
             {"role": "tool", "tool_call_id": "c", "content": "ok"},
@@ -244,6 +245,7 @@ def test_a_script_and_results_that_many_have_tie_nothing(
     manifest = make(lines([one(number) for number in range(seen)]), data={"eval_fraction": 0.25})
     assert 0.15 < manifest.counts["eval"] / seen < 0.35
     assert not told(store, manifest)
+    assert "behind other words" not in store.get(manifest.files["card_json"]).decode()
 
 
 def test_examples_before_each_question_tie_nothing_and_are_told(make: Make, rows: Rows, store: FolderStore) -> None:

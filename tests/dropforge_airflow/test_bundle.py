@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from dropforge_airflow.operators import MeteredJobOperator
+from dropforge_airflow.tasks import bundle
 from kubeflow_training.jobs.observation import Observation, Phase, Reason
 
 from dropforge import layout, tracking
@@ -66,6 +67,30 @@ def test_a_failed_gang_is_kept_once_and_named(
     told = {tag: text for _, _, tag, text in notes}
     assert told.pop("dropforge.failure").startswith(f"{where} attempt 1: bad data: rank 0")
     assert told == {"dropforge.causes": "bad data", "dropforge.lost_steps": "unknown"}  # it told of no step
+
+
+def test_what_mlflow_did_not_take_is_there_when_the_run_ends(
+    yard: Yard, notes: list[tuple[Any, ...]], cluster: Cluster, mlflow_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was away while the failure was seen."""
+
+    def away(*_: object) -> None:
+        raise ConnectionError("MLflow is away")
+
+    spec = RunSpec.read(yard.store, layout.run_key(RUN))
+    opened = replace(spec, tracking=tracking.open_run(mlflow_server, replace(spec, tracking=None), {}, {}))
+    yard.store.put(layout.run_key(RUN), opened.to_json())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
+    assert bundle.unlinked(yard.store, opened) == {}
+    monkeypatch.setattr(tracking, "note", away)
+    job, seen = failed(cluster)
+    operator(cluster).gang_ended(job, seen)
+    told = bundle.unlinked(yard.store, opened)
+    assert told.pop(tracking.TAG_FAILURE) == f"s3://b/runs/{RUN}/failures/{job['uid']}.json attempt 1: bad data"
+    assert told == {tracking.TAG_CAUSES: "bad data", tracking.TAG_LOST: "unknown"}
+    assert opened.tracking is not None
+    tracking.client(mlflow_server).set_tag(opened.tracking.run_id, tracking.TAG_FAILURE, "known")
+    assert tracking.TAG_FAILURE not in bundle.unlinked(yard.store, opened)
 
 
 def test_what_did_not_fail_leaves_nothing(yard: Yard, notes: list[tuple[Any, ...]], cluster: Cluster) -> None:

@@ -14,6 +14,7 @@ from dropforge.gangs import Gang
 from dropforge.run import RunSpec
 from dropforge.settings import from_env
 from dropforge.store import Store
+from dropforge.text import as_line
 
 if TYPE_CHECKING:
     from kubeflow_training.jobs.backend import Backend, Snapshot
@@ -49,13 +50,37 @@ def link(spec: RunSpec, job: Mapping[str, Any], seen: Observation, where: str, f
     if spec.tracking is None:
         return
     tags = {tracking.TAG_FAILURE: f"{where} attempt {job.get('gang')}: {seen.reason or 'unknown'}: {seen.message}"}
-    if failed:
-        lost = gangs.lost_steps(failed)
-        tags[tracking.TAG_CAUSES] = ", ".join(gang.reason for gang in failed)
-        tags[tracking.TAG_LOST] = "unknown" if lost is None else str(lost)
+    tags |= _causes(failed)
     with tracking.short_patience():
         for tag, text in tags.items():
             tracking.note(from_env().tracking_uri, spec.tracking.run_id, tag, text)
+
+
+def unlinked(store: Store, spec: RunSpec) -> dict[str, str]:
+    """What `link` would have noted of a run's trainings and is not on its MLflow run, which was away then."""
+    from dropforge import tracking
+
+    failed = gangs.failed(gangs.kept(store, spec.run), "train")
+    if spec.tracking is None or not failed:
+        return {}
+    last = failed[-1]
+    key = layout.failure_key(spec.run, last.uid)
+    where = f"{spec.root}/{key.removeprefix(layout.run_prefix(spec.run))}"
+    tags = {tracking.TAG_FAILURE: f"{where} attempt {last.number}: {last.reason or 'unknown'}", **_causes(failed)}
+    known = tracking.client(from_env().tracking_uri).get_run(spec.tracking.run_id).data.tags
+    return {tag: as_line(text, 4900) for tag, text in tags.items() if tag not in known}
+
+
+def _causes(failed: Sequence[Gang]) -> dict[str, str]:
+    from dropforge import tracking
+
+    if not failed:
+        return {}
+    lost = gangs.lost_steps(failed)
+    return {
+        tracking.TAG_CAUSES: ", ".join(gang.reason for gang in failed),
+        tracking.TAG_LOST: "unknown" if lost is None else str(lost),
+    }
 
 
 def gathered(

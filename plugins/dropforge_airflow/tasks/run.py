@@ -24,7 +24,7 @@ from dropforge.store import MissingObjectError, Store
 from dropforge.tracking import Finished, Status
 from dropforge_airflow import connection
 from dropforge_airflow.job_manifests import kind_for, manifest
-from dropforge_airflow.tasks import meter, turn
+from dropforge_airflow.tasks import bundle, meter, turn
 from dropforge_airflow.tasks.data import Curated
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.opened import Opened, read_spec
@@ -206,6 +206,7 @@ def close_run(opened: Opened, ti: Any = None, run_id: str | None = None, partiti
     end_jobs(opened, f"{ti.dag_id}/{run_id}/")
     taken = _settled(store, opened, ti)
     send_unsent(store, opened)
+    tags |= _unlinked(store, opened)
     tags |= {tracking.TAG_ENDED_BY: task, tracking.TAG_REASON: _reason(store, opened, task)} if task else {}
     tracking.close_run(settings.tracking_uri, opened["mlflow_run"], status, tags)
     turn.give_up(store, opened["family"], run_id or "")
@@ -223,6 +224,15 @@ def _reason(store: Store, opened: Opened, task: str) -> str:
     except Exception as error:
         log.warning("Why run %s ended is not known: %r", opened["run"], error)
         return ""
+
+
+def _unlinked(store: Store, opened: Opened) -> dict[str, str]:
+    """Why trainings failed, if MLflow was away when that was seen. It is no reason to leave the run open."""
+    try:
+        return bundle.unlinked(store, read_spec(store, opened))
+    except Exception as error:
+        log.warning("Why trainings of run %s failed is not on its MLflow run: %r", opened["run"], error)
+        return {}
 
 
 def _settled(store: Store, opened: Opened, ti: Any) -> str:
