@@ -98,38 +98,35 @@ def not_as_meant(reports: Sequence[tuple[Task, Report]], rules: Rules, keys: Map
     return lines
 
 
-def in_several(answers: int, rules: Rules) -> list[str]:
-    """What is told of answers that are learned in several rows."""
-    if not answers or rules.task != "causal-lm":  # the others learn one answer of a row, or none
+def of_answers(several: int, examples: tuple[int, int], crossing: int, rules: Rules) -> list[str]:
+    """What is told of answers of conversations that are learned in several rows, and on both sides of the split.
+
+    :param several: and :param examples: and :param crossing: as of `curation.statistics`.
+    """
+    if rules.task != "causal-lm":  # the others learn one answer of a row, or none
         return []
-    return [
-        f"{counted(answers, 'answer')} of conversations {'stands' if answers == 1 else 'stand'} in several rows, as in "
-        "a log whose `messages` grow, and each row learns it; such rows are on one side of the split. Keep the longest "
-        "row of each conversation, or mark what another row learns with `train: false`"
-    ]
-
-
-def in_very_many(answers: int, rows: int, rules: Rules) -> list[str]:
-    """What is told of answers that are learned with one beginning in very many rows. :param rows: at the most."""
-    if not answers or rules.task != "causal-lm":
-        return []
-    return [
-        f"{counted(answers, 'answer')} with the same beginning {'is' if answers == 1 else 'are'} learned by up to "
-        f"{rows:,} rows each, as examples before each question are. They leave these rows on their sides; mark what no "
-        "row should learn `train: false`"
-    ]
-
-
-def on_both_sides(answers: int, rules: Rules) -> list[str]:
-    """What is told of long answers of conversations that are learned, and stand in evaluation rows too."""
-    if not answers or rules.task != "causal-lm":
-        return []
-    return [
-        f"{counted(answers, 'answer')} of {LONG} words or more {'is' if answers == 1 else 'are'} learned and "
-        f"{'stands' if answers == 1 else 'stand'} in evaluation rows of this drop too, behind other words: a log adds "
-        "texts or the date to its newest question, or conversations share what they say. Give the rows of one "
-        "conversation the same `group`"
-    ]
+    lines = []
+    if several:
+        lines.append(
+            f"{counted(several, 'answer')} of conversations {'stands' if several == 1 else 'stand'} in several rows, "
+            "as in a log whose `messages` grow, and each row learns it; such rows are on one side of the split. Keep "
+            "the longest row of each conversation, or mark what another row learns with `train: false`"
+        )
+    answers, rows = examples
+    if answers:
+        lines.append(
+            f"{counted(answers, 'answer')} with the same beginning {'is' if answers == 1 else 'are'} learned by up to "
+            f"{rows:,} rows each, as examples before each question are. They leave these rows on their sides; mark "
+            "what no row should learn `train: false`"
+        )
+    if crossing:
+        lines.append(
+            f"{counted(crossing, 'answer')} of {LONG} words or more {'is' if crossing == 1 else 'are'} learned and "
+            f"{'stands' if crossing == 1 else 'stand'} in evaluation rows of this drop too, behind other words: a log "
+            "adds texts or the date to its newest question, or conversations share what they say. Give the rows of one "
+            "conversation the same `group`"
+        )
+    return lines
 
 
 def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:

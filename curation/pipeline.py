@@ -36,11 +36,9 @@ from curation.notes import (
     NoUsableRowError,
     causes,
     faults,
-    in_several,
-    in_very_many,
     not_as_meant,
     nothing,
-    on_both_sides,
+    of_answers,
     unknown_keys,
     warnings,
 )
@@ -336,8 +334,7 @@ def step(
     # Of a file without a row in the sample nothing is known.
     unread = unknown_keys(reports, rules)
     worth = [*limited(rules, len(files), whole), *not_as_meant(reports, rules, unread)]
-    worth += in_several(statistics.repeated_answers, rules) + in_very_many(*statistics.examples, rules)
-    worth += on_both_sides(statistics.crossing, rules)
+    worth += of_answers(statistics.repeated_answers, statistics.examples, statistics.crossing, rules)
     worth += desk.sets.warnings() if desk.sets is not None else []
     of_files = warnings(work, reports, rules, files, passed, [1] * len(files) if sample else read)
     if (override := desk.recipe.curation.gate.override) is not None:

@@ -249,9 +249,11 @@ def told_text(told: Mapping[str, Any], change: Callable[[str], str]) -> str:
 
 def calls_of(text: str) -> str:
     """The calls in what `told_text` made, as they name an answer: keys in one order, without ids."""
-    told = json.loads(text)
-    calls = [{key: value for key, value in call.items() if key != "id"} for call in told.get("tool_calls", ())]
-    return json.dumps(calls, sort_keys=True, **_COMPACT)
+    return json.dumps(_without_ids(json.loads(text)), sort_keys=True, **_COMPACT)
+
+
+def _without_ids(told: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in call.items() if key != "id"} for call in told.get("tool_calls", ())]
 
 
 def without_ids(text: str) -> str:
@@ -263,7 +265,7 @@ def without_ids(text: str) -> str:
         return text
     told = json.loads(text)
     told.pop("tool_call_id", None)
-    calls = [{key: value for key, value in call.items() if key != "id"} for call in told.get("tool_calls", ())]
+    calls = _without_ids(told)
     told |= {"tool_calls": calls} if calls else {}
     return json.dumps(told, sort_keys=True, **_COMPACT) if told else ""
 

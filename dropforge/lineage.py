@@ -55,39 +55,28 @@ def knowing(
 
 def unfinished(
     mlflow: MlflowClient, digests: Collection[str], specs: Mapping[str, RunSpec], versions: Sequence[ModelVersion]
-) -> dict[str, str]:
-    """Names of the runs on one of the datasets, or on weights of such a run, that may still become a model; of a trial
-    that has ended with the run of its sweep in Airflow, which may choose it.
+) -> tuple[dict[str, str], list[str]]:
+    """Names of the runs on one of the datasets, or on weights of such a run, that may still become a model, and of
+    those that were stopped or failed before they had one; of a trial that has ended with the run of its sweep in
+    Airflow, which may choose it.
     """
-    found: dict[str, str] = {}
-    for name in _without_version(digests, specs, versions):
-        tracked, sweep = specs[name].tracking, specs[name].drop.get("sweep")
-        if tracked is not None and _status(mlflow, tracked.run_id) in _GOING:
-            found[name] = ""
-        elif sweep and _status(mlflow, str(sweep["parent"])) in _GOING:
-            found[name] = str(sweep["by"])
-    return found
-
-
-def resumable(
-    mlflow: MlflowClient, digests: Collection[str], specs: Mapping[str, RunSpec], versions: Sequence[ModelVersion]
-) -> list[str]:
-    """Names of the runs on one of the datasets, or on weights of such a run, that were stopped or failed before they
-    had a model.
-    """
-    tracked = {name: specs[name].tracking for name in _without_version(digests, specs, versions)}
-    return [name for name, run in tracked.items() if run and _status(mlflow, run.run_id) in {"FAILED", "KILLED"}]
-
-
-def _without_version(
-    digests: Collection[str], specs: Mapping[str, RunSpec], versions: Sequence[ModelVersion]
-) -> list[str]:
     whole = [version for version in versions if tracking.TAG_CHECKPOINT not in version.tags]
     done = {version.tags.get(tracking.TAG_RUN) for version in whole}
-    return sorted(_reached(digests, specs, versions) & specs.keys() - done)
+    going, ended = dict[str, str](), list[str]()
+    for name in sorted(_reached(digests, specs, versions) & specs.keys() - done):
+        tracked, sweep = specs[name].tracking, specs[name].drop.get("sweep")
+        status = _status(mlflow, tracked.run_id) if tracked is not None else ""
+        if status in _GOING:
+            going[name] = ""
+        elif sweep and _status(mlflow, str(sweep["parent"])) in _GOING:
+            going[name] = str(sweep["by"])
+        elif status in _ENDED:
+            ended.append(name)
+    return going, ended
 
 
 _GOING: Final = {"RUNNING", "SCHEDULED"}
+_ENDED: Final = {"FAILED", "KILLED"}
 
 
 def _status(mlflow: MlflowClient, run_id: str) -> str:

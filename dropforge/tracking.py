@@ -255,6 +255,12 @@ def alias_tag(name: str, alias: str) -> str:
     return name if alias == "champion" else f"{name}.{alias}"
 
 
+def rollback_command(family: str, alias: str, to: str = "") -> str:
+    """What people type to take an alias from who holds it."""
+    words = ["dropforge rollback", family, *(["--to", to] if to else [])]
+    return " ".join([*words, *([] if alias == "champion" else ["--alias", alias])])
+
+
 def told_tag(mlflow: MlflowClient, family: str, tags: Mapping[str, str], name: str, alias: str) -> str | None:
     """The tag by which a version is told something of an alias; None if it is told nothing.
 
@@ -466,12 +472,11 @@ def _promoted(
     tags = mlflow.get_model_version(family, number).tags
     current = by_alias(mlflow, family, alias)
     holder = str(current.version) if current is not None else None
-    chosen = "" if alias == "champion" else f" --alias {alias}"
     if holder == number and not verdict.promote:
         raise DropforgeError(
             f"version {number} of {family}",
             f"it is {alias!r} already, and a verdict takes no alias away ({verdict.reason})",
-            f"If it should not be: `dropforge rollback {family}{chosen}`",
+            f"If it should not be: `{rollback_command(family, alias)}`",
         )
     if not verdict.promote or holder == number:
         return previous_holder(mlflow, family, tags, alias)
@@ -479,7 +484,7 @@ def _promoted(
         raise DropforgeError(
             f"version {number} of {family}",
             f"it was rolled back ({tags[tag]})",
-            f"If it should be {alias!r} again: `dropforge rollback {family} --to {number}{chosen}`",
+            f"If it should be {alias!r} again: `{rollback_command(family, alias, to=number)}`",
         )
     if holder != compared_with:
         raise DropforgeError(

@@ -119,8 +119,8 @@ def _check_kernels(store: Store, family: str, agreed: str | None, recipe: Mappin
 def _models(
     store: Store, uri: str, found: Held
 ) -> tuple[list[ModelVersion], list[ModelVersion], dict[str, str], list[str]]:
-    """Registered models that know the rows, also by way of a model that they began with, and those that may; the
-    runs that go on with them, as of `lineage.unfinished`; and those that may be resumed.
+    """Registered models that know the rows, also by way of a model that they began with, and those that may; and
+    the runs that go on with them and those that ended, as of `lineage.unfinished`.
 
     :raises DropforgeError: if MLflow does not answer.
     """
@@ -128,12 +128,11 @@ def _models(
     everywhere = {version.digest for version in (*found.holding, *found.unsure)}
     with asking_mlflow(uri):
         versions = lineage.registered(tracking.client(uri))
-        going = lineage.unfinished(tracking.client(uri), everywhere, specs, versions)
-        ended = lineage.resumable(tracking.client(uri), everywhere, specs, versions)
+        going, ended = lineage.unfinished(tracking.client(uri), everywhere, specs, versions)
     digests = {version.digest for version in found.holding}
     sure = lineage.knowing(digests, specs, versions)
     more = lineage.knowing(everywhere, specs, versions)
-    return sure, [version for version in more if version not in sure], going, [run for run in ended if run not in going]
+    return sure, [version for version in more if version not in sure], going, ended
 
 
 def _tell_models(sure: Sequence[ModelVersion], perhaps: Sequence[ModelVersion]) -> None:

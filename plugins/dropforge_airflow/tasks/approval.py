@@ -35,10 +35,9 @@ def question(opened: Opened) -> Question | str:
         alias = spec.recipe["promote"]["alias"]
         holder = tracking.champion(from_env().tracking_uri, spec.family, alias)
         if holder is not None and (holder.run, holder.digest) == (spec.run, pair.candidate):
-            chosen = "" if alias == "champion" else f" --alias {alias}"
             return (
                 f"Version {holder.version} is {alias} already, so no one is asked again. "
-                f"`dropforge rollback {spec.family}{chosen}` takes it back"
+                f"`{tracking.rollback_command(spec.family, alias)}` takes it back"
             )
         link = pair.champion and tracking.side_by_side(
             from_env().tracking_uri, opened["mlflow_run"], spec.family, pair.champion

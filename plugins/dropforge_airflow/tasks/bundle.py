@@ -37,6 +37,10 @@ def keep(store: Store, spec: RunSpec, job: Mapping[str, Any], seen: Observation,
     found = gathered(job, seen, snapshot, _events(backend, job, seen, snapshot))
     if not store.put_if_absent(key, json.dumps(found, indent=1, default=str).encode()):
         return None
+    return _address(spec, key)
+
+
+def _address(spec: RunSpec, key: str) -> str:
     return f"{spec.root}/{key.removeprefix(layout.run_prefix(spec.run))}"
 
 
@@ -64,8 +68,7 @@ def unlinked(store: Store, spec: RunSpec) -> dict[str, str]:
     if spec.tracking is None or not failed:
         return {}
     last = failed[-1]
-    key = layout.failure_key(spec.run, last.uid)
-    where = f"{spec.root}/{key.removeprefix(layout.run_prefix(spec.run))}"
+    where = _address(spec, layout.failure_key(spec.run, last.uid))
     tags = {tracking.TAG_FAILURE: f"{where} attempt {last.number}: {last.reason or 'unknown'}", **_causes(failed)}
     known = tracking.client(from_env().tracking_uri).get_run(spec.tracking.run_id).data.tags
     return {tag: as_line(text, 4900) for tag, text in tags.items() if tag not in known}

@@ -83,9 +83,7 @@ def test_filesystem_and_database_are_made_and_removed_at_aws(account: dict[str, 
     blocks = {name: page_commands("eks-services.md", name) for name in ("Network", "EFS", "PostgreSQL", "Removal")}
     database, second = blocks["PostgreSQL"]
     keep = '\nprintf "%s" "$(cat master-database.txt)" >kept\n'
-    made = given(
-        "\n".join([*blocks["Network"], *blocks["EFS"], database, keep, second, "set >variables"]), tmp_path, account
-    )
+    made = given("\n".join([*blocks["Network"], *blocks["EFS"], database, keep, second]), tmp_path, account)
     rds: Any = boto3.client("rds")
     (found,) = rds.describe_db_instances()["DBInstances"]
     assert (found["PubliclyAccessible"], found["StorageEncrypted"], found["MultiAZ"]) == (False, True, True)
@@ -115,14 +113,19 @@ def test_filesystem_and_database_are_made_and_removed_at_aws(account: dict[str, 
     assert efs.describe_file_systems()["FileSystems"] == []
 
 
-NEBIUS = (
+HEAD = (
     f"#!{sys.executable} -SI"
     + """
-# Answers as the command does, and keeps what it was told.
-import json, sys
+import json, os, sys
 words = sys.argv[1:]
 with open("told", "a") as told:
     print(json.dumps(words), file=told)
+"""
+)
+NEBIUS = (
+    HEAD
+    + """
+# Answers as the command does.
 def given(name):
     return words[words.index(name) + 1]
 path = [word for word in words[:5] if not word.startswith("-")]
@@ -160,6 +163,26 @@ else:
     sys.exit(f"no such command: {words}")
 """
 )
+MAKES = (
+    HEAD
+    + """
+# Makes what it is told to, and gives each thing an id.
+kind, verb = words[1], words[2]
+made = json.load(open("made")) if os.path.exists("made") else []
+if verb == "create":
+    made.append(f"{kind}-{1 + sum(one.startswith(kind + '-') and one[len(kind) + 1:].isdigit() for one in made)}")
+    json.dump(made, open("made", "w"))
+    print(json.dumps({"metadata": {"id": made[-1]}}))
+elif verb == "list":
+    found = [one for one in made if one.startswith(kind + "-")] or [kind + "-1"]
+    print(json.dumps({"items": [{"metadata": {"id": one}} for one in found]}))
+"""
+)
+
+
+def told(folder: Path) -> list[list[str]]:
+    """The words of each command that a stand-in with `HEAD` was given."""
+    return [json.loads(line) for line in (folder / "told").read_text().splitlines()]
 
 
 def printed(text: str) -> list[str]:
@@ -173,8 +196,7 @@ def test_cluster_and_nodes_are_made_and_removed_at_nebius(tmp_path: Path) -> Non
     names = ("1. Cluster", "2. A shared filesystem and the GPU nodes", "4. The first GPU pod, run, upgrade, removal")
     cluster, nodes, removal = (block for name in names for block in page_commands("nebius.md", name))
     made = given("\n".join([cluster, nodes]), tmp_path, dict(os.environ))
-    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
-    groups = [words for words in told if words[:3] == ["mk8s", "node-group", "create"]]
+    groups = [words for words in told(tmp_path) if words[:3] == ["mk8s", "node-group", "create"]]
     assert {words[words.index("--parent-id") + 1] for words in groups} == {"cluster-1"}
     gpus = groups[-1]
     assert gpus[gpus.index("--template-gpu-cluster-id") + 1] == "gpu-cluster-1"
@@ -183,8 +205,7 @@ def test_cluster_and_nodes_are_made_and_removed_at_nebius(tmp_path: Path) -> Non
     assert yaml.safe_load(gpus[gpus.index("--template-cloud-init-user-data") + 1])
     (tmp_path / "told").unlink()
     given("\n".join([*printed(made.stdout), removal]), tmp_path, dict(os.environ))
-    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
-    gone = [words[-1] for words in told if words[2] == "delete"]
+    gone = [words[-1] for words in told(tmp_path) if words[2] == "delete"]
     assert gone == ["node-group-1", "node-group-2", "cluster-1", "filesystem-1", "gpu-cluster-1"]
 
 
@@ -194,38 +215,17 @@ def test_the_clusters_commands_at_aws_name_the_versions_and_stacks_that_they_rem
     names = ("1. Karpenter's rights, then the cluster", "4. Removal")
     made, removal = (block for name in names for block in page_commands("eks.md", name))
     given("\n".join([made, removal]), tmp_path, dict(os.environ))
-    told = (tmp_path / "told").read_text()
+    typed = (tmp_path / "told").read_text()
     version = next(step.chart.version for step in STEPS if step.chart and step.name == "karpenter")
-    assert f"/karpenter-provider-aws/v{version}/" in told
-    stacks = re.findall(r"aws cloudformation (deploy|delete-stack) --region eu-west-1 --stack-name (\S+)", told)
+    assert f"/karpenter-provider-aws/v{version}/" in typed
+    stacks = re.findall(r"aws cloudformation (deploy|delete-stack) --region eu-west-1 --stack-name (\S+)", typed)
     assert {name for verb, name in stacks if verb == "deploy"} <= {name for verb, name in stacks if verb != "deploy"}
     config = yaml.safe_load((ROOT / "docs/how-to/install/eks-cluster.yaml").read_text())
     assert config["metadata"]["name"] == "training-1"
-    assert re.findall(r"eksctl (\w+) cluster -f (\S+)", told) == [
+    assert re.findall(r"eksctl (\w+) cluster -f (\S+)", typed) == [
         ("create", "docs/how-to/install/eks-cluster.yaml"),
         ("delete", "docs/how-to/install/eks-cluster.yaml"),
     ]
-
-
-MAKES = (
-    f"#!{sys.executable} -SI"
-    + """
-# Makes what it is told to, and gives each thing an id.
-import json, os, sys
-words = sys.argv[1:]
-with open("told", "a") as told:
-    print(json.dumps(words), file=told)
-kind, verb = words[1], words[2]
-made = json.load(open("made")) if os.path.exists("made") else []
-if verb == "create":
-    made.append(f"{kind}-{1 + sum(one.startswith(kind + '-') and one[len(kind) + 1:].isdigit() for one in made)}")
-    json.dump(made, open("made", "w"))
-    print(json.dumps({"metadata": {"id": made[-1]}}))
-elif verb == "list":
-    found = [one for one in made if one.startswith(kind + "-")] or [kind + "-1"]
-    print(json.dumps({"items": [{"metadata": {"id": one}} for one in found]}))
-"""
-)
 
 
 def test_bucket_keys_and_database_are_made_and_removed_at_nebius(tmp_path: Path) -> None:
@@ -248,10 +248,10 @@ def test_bucket_keys_and_database_are_made_and_removed_at_nebius(tmp_path: Path)
         path = tmp_path / f"{name}-database.txt"
         assert path.read_text() == f"postgresql+psycopg2://dropforge:{word}@db.example:5432/{name}"
         assert path.stat().st_mode & 0o077 == 0
-    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
-    assert not [words for words in told if any(word in each or "a$b" in each for each in words)]
-    assert ["msp", "postgresql", "v1alpha1", "cluster", "delete", "--id", "cluster-1"] in told
-    assert ["iam", "v2", "access-key", "delete", "--id", "accesskey-1"] in told
+    asked_for = told(tmp_path)
+    assert not [words for words in asked_for if any(word in each or "a$b" in each for each in words)]
+    assert ["msp", "postgresql", "v1alpha1", "cluster", "delete", "--id", "cluster-1"] in asked_for
+    assert ["iam", "v2", "access-key", "delete", "--id", "accesskey-1"] in asked_for
     assert not (tmp_path / "keys.env").exists()
 
 
