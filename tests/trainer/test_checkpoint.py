@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,6 +107,59 @@ def test_a_broken_newest_is_passed_over_with_a_word(
     assert found.seal.step == 4
     checkpoints.seals()
     assert len([line for line in said if "step-8" in line]) == 1
+
+
+def resealed(tmp_path: Path, step: int, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a manifest as somebody who may write there can: it agrees with itself again."""
+    manifest = path(tmp_path, step, "manifest.json")
+    values = json.loads(manifest.read_text())
+    change(values)
+    lines = sorted(f"{name} {facts['sha256']} {facts['bytes']}" for name, facts in values["files"].items())
+    values["digest"] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    content = json.dumps({key: value for key, value in values.items() if key != "check"}, sort_keys=True)
+    manifest.write_text(json.dumps({**values, "check": hashlib.sha256(content.encode()).hexdigest()}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("plan", None), ("recipe", [1]), ("eval_loss", "x"), ("eval_loss", [1]), ("tokens", "x")]
+)
+def test_a_manifest_of_other_types_is_passed_over_by_resume_and_retention(
+    checkpoints: Checkpoints, tmp_path: Path, said: list[str], field: str, value: object
+) -> None:
+    checkpoints.save(snapshot(4))
+    checkpoints.save(snapshot(8))
+    resealed(tmp_path, 8, lambda values: values.update({field: value}))
+    assert newest(checkpoints).seal.step == 4  # type: ignore[union-attr]
+    checkpoints.prune(keep=1, step=8, best=1)
+    assert any("step-8 is broken" in line and field in line for line in said)
+
+
+BLOCKS = {"weights/w": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 1 << 42]}}
+
+
+@pytest.mark.parametrize(
+    ("size", "header"),
+    [
+        (1 << 60, b"{}"),
+        ((1 << 64) - 1, b"{}"),
+        (200_000, b"[" * 200_000),
+        (None, json.dumps({"__metadata__": {"blocks": "[" * 100_000}}).encode()),
+        (None, json.dumps({"__metadata__": {"blocks": "{}"}, **BLOCKS}).encode()),
+        (None, json.dumps({"__metadata__": {"blocks": '{"weights/w": {"shape": [1e999], "offsets": [-5]}}'}}).encode()),
+    ],
+)
+def test_a_file_that_says_more_than_it_holds_is_passed_over(
+    checkpoints: Checkpoints, tmp_path: Path, said: list[str], size: int | None, header: bytes
+) -> None:
+    checkpoints.save(snapshot(4))
+    checkpoints.save(snapshot(8))
+    name = "rank-0.safetensors"
+    data = (len(header) if size is None else size).to_bytes(8, "little") + header
+    path(tmp_path, 8, name).write_bytes(data)
+    facts = {"bytes": 1 << 62, "sha256": hashlib.sha256(data).hexdigest()}
+    resealed(tmp_path, 8, lambda values: values["files"].update({name: facts}))
+    assert newest(checkpoints).seal.step == 4  # type: ignore[union-attr]
+    assert any("step-8 is broken" in line for line in said)
 
 
 def test_a_broken_one_is_replaced_when_its_step_comes_again(checkpoints: Checkpoints, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ import torch
 
 from dropforge import aside
 from dropforge.errors import DropforgeError, RecipeError
-from dropforge.json_objects import MOST_MANIFEST, UNREADABLE, parse_object, read_object
+from dropforge.json_objects import MOST_MANIFEST, UNREADABLE, parse_object, read_object, typed
 from dropforge.store import MissingObjectError, Store, out_of_reach
 from trainer.state.blocks import DTYPES, Block, Staging, join, own_blocks, read_blocks, whole
 from trainer.state.compare import changes, free
@@ -35,6 +35,7 @@ PROGRESS: Final = "progress.json"
 _STEP: Final = re.compile(r"checkpoints/step-(\d+)/(.+)")
 _TRIES: Final = 3  # of reading what cannot be reached
 _PIECE: Final = 1 << 24  # bytes that are read and hashed at once
+_MOST_HEADER: Final = 100_000_000  # bytes, as safetensors itself has it
 _WRITTEN: Final = ("best/", "checkpoints/", "model/", "plan/")  # folders of large files
 WEIGHT, MOMENT, RANDOM = "weights/", "moments/", "random/"
 
@@ -247,7 +248,7 @@ class Checkpoints:
             schema = values["schema"]
             if isinstance(schema, int) and schema != SCHEMA:
                 return schema
-            seal = Seal(**values)
+            seal = typed(Seal(**values))
             if seal.step != step or _digest(seal.files) != seal.digest or _check(values) != seal.check:
                 raise ValueError("it contradicts itself")
         except UNREADABLE as error:
@@ -300,7 +301,7 @@ class Checkpoints:
             with self.store.open(key) as stream:
                 source = _Hashed(stream)
                 size = int.from_bytes(source.read(8), "little")
-                if size > facts["bytes"] or parse_object(bytes(source.read(size)), key) != header:
+                if size > min(facts["bytes"], _MOST_HEADER) or parse_object(bytes(source.read(size)), key) != header:
                     return False
                 entries = ((entry, title) for title, entry in header.items() if title != "__metadata__")
                 for entry, title in sorted(entries, key=lambda item: item[0]["data_offsets"]):
@@ -352,7 +353,10 @@ class Checkpoints:
 
         def begin() -> bytes:
             with self.store.open(key) as stream:
-                return stream.read(min(int.from_bytes(stream.read(8), "little"), seal.files[name]["bytes"]))
+                size = int.from_bytes(stream.read(8), "little")
+                if size > _MOST_HEADER:
+                    raise ValueError(f"the header of {name} has {size} bytes")
+                return stream.read(size)
 
         found = parse_object(self._try(key, begin), key)
         if "__metadata__" not in found:
@@ -447,14 +451,12 @@ class _Hashed:
 
     def read(self, size: int) -> bytearray:
         """Exactly `size` bytes. :raises ValueError: if there are fewer."""
-        found = bytearray(size)
-        place = 0
-        while place < size:
-            piece = self._stream.read(min(_PIECE, size - place))
+        found = bytearray()  # grows with what is there: a file may say that it holds more than any memory
+        while len(found) < size:
+            piece = self._stream.read(min(_PIECE, size - len(found)))
             if not piece:
                 raise ValueError("it ends too early")
-            found[place : place + len(piece)] = piece
-            place += len(piece)
+            found += piece
             self._count(piece)
         return found
 

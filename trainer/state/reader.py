@@ -6,7 +6,6 @@ used only if its bytes are those that were sealed.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from dropforge.errors import DropforgeError
+from dropforge.json_objects import parse_object
 from dropforge.store import MissingObjectError
 from trainer.state.blocks import DTYPES
 from trainer.state.checkpoint import PROGRESS, Checkpoints, Seal, StorageError, rank_file
@@ -136,7 +136,7 @@ class BlockReader(StorageReader):
             for file in sorted(copies.seal.files, key=lambda name: name != own):
                 if file != PROGRESS:
                     self._read_header(file)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"a file's header contradicts itself ({error!r})") from error
 
     def _read_header(self, file: str) -> None:
@@ -145,7 +145,7 @@ class BlockReader(StorageReader):
         if header is None:
             return
         self._headers[file] = header
-        places = json.loads(header["__metadata__"]["blocks"])
+        places = parse_object(header["__metadata__"]["blocks"], f"the blocks of {file}")
         for name, entry in header.items():
             if name == "__metadata__":
                 continue

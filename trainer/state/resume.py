@@ -7,7 +7,6 @@ only if the bytes were good for all of them does anything reach the model; other
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from dropforge.errors import DropforgeError, RecipeError
+from dropforge.json_objects import parse_object
 from trainer.gang import Gang
 from trainer.state.checkpoint import MOMENT, PROGRESS, RANDOM, WEIGHT, Checkpoints, Seal, StorageError
 from trainer.state.fast import Fast
@@ -160,7 +160,7 @@ def _read(
         return read_part(copies, gang.rank, gang.world, weights, first_state)
     except (StorageError, RecipeError) as error:
         return _Verdict(error, broken=False)
-    except (DropforgeError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (DropforgeError, ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
         return _Verdict(ValueError(str(error)), broken=True)
     except Exception as error:  # of memory, for example; the others must not wait for this rank
         return _Verdict(StorageError(f"checkpoint step-{copies.seal.step} could not be read ({error!r})"), broken=False)
@@ -185,7 +185,7 @@ def _read_part(
     copies: Copies, rank: int, world: int, weights: Mapping[str, torch.Tensor], first_state: FirstState
 ) -> Restored:
     seal = copies.seal
-    progress = json.loads(copies.file(PROGRESS))
+    progress = parse_object(copies.file(PROGRESS), PROGRESS)
     reader = BlockReader(copies, rank)
     state: dict[str, torch.Tensor] = {}
     moments = any(name.startswith(MOMENT) for name in reader.tensors)
