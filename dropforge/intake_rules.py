@@ -107,9 +107,12 @@ class Waiting:
 
     def age(self, now: datetime) -> tuple[bool, float, datetime, str]:
         """Sorts by the order of the uploads, whatever the order of their messages; first what is from the future."""
-        # The bucket's clock and ours are two: an upload is no later than its entry.
-        came = min(self.completed, self.at.timestamp())
-        return came <= (now + _SKEW).timestamp(), came, self.at, self.drop
+        return self.came <= (now + _SKEW).timestamp(), self.came, self.at, self.drop
+
+    @property
+    def came(self) -> float:
+        """Unix time of its upload, which is no later than its entry: the bucket's clock and ours are two."""
+        return min(self.completed, self.at.timestamp())
 
 
 @dataclass(frozen=True)
@@ -196,7 +199,9 @@ def _passed(rules: Intake, waiting: Sequence[Waiting], known: Known, now: dateti
 
 
 def _newest(waiting: Sequence[Waiting], known: Known, now: datetime) -> Waiting | None:
-    return max([*filter(None, [known.newest]), *waiting], key=lambda one: one.age(now), default=None)
+    # What is remembered and has not come yet was entered while a clock was ahead: it is newer than nothing.
+    before = [one for one in [known.newest] if one is not None and one.came <= now.timestamp()]
+    return max([*before, *waiting], key=lambda one: one.age(now), default=None)
 
 
 def _gathers(one: Waiting) -> bool:

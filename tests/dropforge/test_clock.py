@@ -59,6 +59,16 @@ def test_a_drop_that_came_with_the_wrong_clock_is_older_than_those_that_came_sin
     assert share({"f": FamilyLoad([since, ahead], limit=1)}, RunSlots(), 0, NOW).go == (("f", "ahead"),)
 
 
+@pytest.mark.parametrize(("ahead", "next"), [(60, 57), (24 * 60, 24 * 60 - 1), (4, 1)])
+def test_a_drop_just_before_the_false_time_is_passed_over_by_nothing(ahead: int, next: int) -> None:
+    rules, later = Intake(latest_only=True), NOW + timedelta(minutes=ahead)
+    known = remember(rules, [uploaded("ahead", later)], Known(), ("ahead",), later)
+    now = NOW + timedelta(minutes=next)
+    drop = uploaded("next", now)
+    assert decide(rules, [drop], known, now).go == ("next",)
+    assert remember(rules, [drop], known, ("next",), now).newest == drop
+
+
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=5, unique=True), st.sampled_from([-86400, -3600, 0, 3600]))
 def test_the_newest_is_the_bucket_s_however_wrong_our_own_clock_is(minutes: list[int], off: int) -> None:
     rules, known, ours = Intake(latest_only=True), Known(), timedelta(seconds=off)
