@@ -40,6 +40,8 @@ ANSWERS: Final = pa.schema(
 NOTHING: Final = {
     "old_answers": "create table old_answers as select key as name, key as preceding, key as following, key as past,"
     " unit, file as learned from rows where file < 0",
+    "old_texts": "create table old_texts as select key as text, cast(file as int) as side, file as learned,"
+    " file as several from rows where file < 0",
 }
 ANY: Final = (
     "select (select count(*) from (select name from answers limit 1) a)"
@@ -122,20 +124,29 @@ NO_THREADED: Final = "create table threaded as select key, unit from rows where 
 REPEATED: Final = "select count(*) from continued where learned > 1"
 #: How many answers very many rows learn with one beginning, as examples before each question; and by how many.
 EXAMPLES: Final = "select count(*), max(learned) from phrases where learned > {leaves} and beginnings <= {beginnings}"
-#: How many long answers of conversations are learned and stand in evaluation rows too, behind something else.
-CROSSING: Final = """
+# Long answers of this drop by side; whether they are learned there, and are of a conversation of several answers.
+_TEXTS: Final = """
+select t.text, t.side, max(t.learned) as learned, max(t.several) as several
+from (select a.text, h.side, a.learned, cast(1 as bigint) as several
+      from answers a join shades h on a.unit = h.unit where a.text is not null and h.side is not null
+      union all
+      select r.answer as text, s.side, cast(1 as bigint) as learned, cast(0 as bigint) as several
+      from rows r join sides s on r.key = s.key and r.rank = s.rank where r.answer is not null) t
+group by t.text, t.side
+"""
+#: How many long answers of conversations are learned and stand in evaluation rows too, behind something else; one of
+#: the two rows at least is of this drop.
+CROSSING: Final = f"""
 select count(*)
 from (select t.text
-      from (select a.text, h.side, a.learned, 1 as several
-            from answers a join shades h on a.unit = h.unit where a.text is not null and h.side is not null
+      from (select text, side, learned, several, 1 as new from ({_TEXTS}) n
             union all
-            select r.answer as text, s.side, 1 as learned, 0 as several
-            from rows r join sides s on r.key = s.key and r.rank = s.rank where r.answer is not null) t
+            select text, side, learned, several, 0 as new from old_texts) t
       group by t.text
-      having min(t.side) <> max(t.side) and max(t.several) = 1
+      having min(t.side) <> max(t.side) and max(t.several) = 1 and max(t.new) = 1
          and max(case when t.side = 0 then t.learned else 0 end) = 1
          and max(case when t.side = 1 then t.learned else 0 end) = 1) c
-"""
+"""  # noqa: S608 - of our own words
 #: See `curation.exchange.REMEMBERED`.
 REMEMBERED: Final = {
     "old_answers": """
@@ -146,6 +157,7 @@ order by name, case when preceding is null then 0 else 1 end, preceding,
          case when following is null then 0 else 1 end, following,
          case when past is null then 0 else 1 end, past, unit
 """,
+    "old_texts": f"select text, side, learned, several from ({_TEXTS}) n order by text, side",  # noqa: S608
 }
 
 

@@ -120,9 +120,10 @@ def of_answers(several: int, examples: tuple[int, int], crossing: int, rules: Ru
             "what no row should learn `train: false`"
         )
     if crossing:
+        where = "of the family" if rules.scope == "family" else "of this drop"
         lines.append(
             f"{counted(crossing, 'answer')} of {LONG} words or more {'is' if crossing == 1 else 'are'} learned and "
-            f"{'stands' if crossing == 1 else 'stand'} in evaluation rows of this drop too, behind other words: a log "
+            f"{'stands' if crossing == 1 else 'stand'} in evaluation rows {where} too, behind other words: a log "
             "adds texts or the date to its newest question, or conversations share what they say. Give the rows of one "
             "conversation the same `group`"
         )

@@ -29,14 +29,14 @@ from dropforge.store import MissingObjectError, Store
 
 _PLACES: Final = ("place", "key", "file", "position", "unit", "kind", "size", "gone")
 _KINDS: Final = {
-    **dict.fromkeys(("key", "unit", "input", "name", "preceding", "following", "past"), pa.binary()),
+    **dict.fromkeys(("key", "unit", "input", "name", "preceding", "following", "past", "text"), pa.binary()),
     **dict.fromkeys(("side", "gone", "ended"), pa.int32()),
     "source": pa.string(),
 }
 #: `old_winners`: content keys, and the row that stands for each, if one does; `colours`: units and their sides;
-#: `old_inputs`: inputs with their answers; `old_answers`: of conversations; `old_sources`: rows of sources that have
-#: a cap. With near duplicates: `old_places`, rows by rank; `old_bands`, heads of buckets; `old_shingles`, those of the
-#: heads.
+#: `old_inputs`: inputs with their answers; `old_answers`: of conversations; `old_texts`: long answers by side;
+#: `old_sources`: rows of sources that have a cap. With near duplicates: `old_places`, rows by rank; `old_bands`, heads
+#: of buckets; `old_shingles`, those of the heads.
 SCHEMAS: Final = {
     table: pa.schema([(name, _KINDS.get(name, pa.int64())) for name in names])
     for table, names in {
@@ -44,6 +44,7 @@ SCHEMAS: Final = {
         "colours": ("unit", "side"),
         "old_inputs": ("input", "key", "unit", "of_file", "of_position", "ended"),
         "old_answers": ("name", "preceding", "following", "past", "unit", "learned"),
+        "old_texts": ("text", "side", "learned", "several"),
         "old_sources": ("source", "held"),
         "old_places": _PLACES,
         "old_bands": ("bucket", "place"),

@@ -54,7 +54,7 @@ RETRIES = RetryByCause(shared=SharedBudget("open_run", "retries", at_most=20, na
 PLACES = conf.getint("core", "parallelism")
 CURATIONS = max(1, PLACES - 2) if PLACES > 0 else None
 FIELDS = form_fields(default_preset())
-FAMILIES = families_folder(Path(__file__).parent)
+FAMILIES = str(families_folder(Path(__file__).parent))
 
 
 def stage(name: str, tooltip: str) -> TaskGroup:
@@ -79,7 +79,7 @@ with DAG(
     on_failure_callback=[RUN_FAILED, RUN_ENDED],
 ) as dag:
     with stage("data", "What is trained on: recipe, dataset version, forecast"):
-        planned = step(plan.plan)(str(FAMILIES))
+        planned = step(plan.plan)(FAMILIES)
         curated = CurateOperator(
             task_id="curate", planned=planned, max_active_tis_per_dag=CURATIONS, **WAITING_TASK
         ).output
@@ -119,12 +119,12 @@ with DAG(
             mlflow_url=opened["mlflow_url"],
             **WAITING_TASK,
         )
-        decided = step(promote.decide, DecideTask)(opened)
+        decided = step(promote.decide, DecideTask)(opened, FAMILIES)
 
     with stage("release", "Approval where it is required, the version, and its alias"):
-        approved = ApproveOperator(task_id="approve", opened=opened, notifiers=ASKED, **WAITING_TASK)
-        registered = step(promote.register, RegisterTask, outlets=[MODELS])(opened)
-        reported = step(promote.report, RunTask)(opened, registered, train.output)
+        approved = ApproveOperator(task_id="approve", opened=opened, families=FAMILIES, notifiers=ASKED, **WAITING_TASK)
+        registered = step(promote.register, RegisterTask, outlets=[MODELS])(opened, FAMILIES)
+        reported = step(promote.report, RunTask)(opened, registered, train.output, FAMILIES)
 
     # It fails because another task did, whose callback has the reason.
     closed = step(run.close_run, RunTask, on_failure_callback=None)(opened)

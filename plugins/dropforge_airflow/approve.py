@@ -15,20 +15,21 @@ KEEP: Final = "Keep the champion"
 class ApproveOperator(AskPersonOperator):
     """Wait for a person's word, with the verdict's table as the question.
 
-    Nobody is asked if the recipe has no `promote.approval`, or if the candidate failed another check. The task ends
-    well whatever the answer: the next one reads it where it is kept.
+    Nobody is asked if neither the family nor the run's recipe has `promote.approval`, or if the candidate failed
+    another check. The task ends well whatever the answer: the next one reads it where it is kept.
 
-    :param opened: what task `open_run` returned; templated.
+    :param opened: what task `open_run` returned; templated. :param families: folder of the families' files.
     """
 
-    def __init__(self, *, opened: Any, **kwargs: Any) -> None:
+    def __init__(self, *, opened: Any, families: str | None = None, **kwargs: Any) -> None:
         super().__init__(opened=opened, subject="Promote?", yes=PROMOTE, no=KEEP, **kwargs)
+        self.families = families
 
     def question(self) -> Question | str:
-        return approval.question(self.opened)
+        return approval.question(self.opened, self.families)
 
     def tell(self, text: str) -> None:
         approval.tell_asked(self.opened, text)
 
     def take(self, about: str, *, yes: bool, by: str | None, at: datetime) -> str:
-        return approval.take_answer(self.opened, about, promoted=yes, by=by, at=at)
+        return approval.take_answer(self.opened, about, self.families, promoted=yes, by=by, at=at)

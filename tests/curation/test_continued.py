@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -272,6 +273,18 @@ def test_a_tree_of_conversations_is_on_one_side(make: Make, rows: Rows) -> None:
     assert not learned_twice(rows(make(lines(talks), data=EVAL)))
 
 
+def retrieved(number: int, turns: int, words: str = "The answer to the question has these words") -> list[Any]:
+    """The requests of a log whose newest question has texts beside it that the history leaves out."""
+    requests = []
+    said: list[dict[str, Any]] = []
+    for turn in range(turns):
+        asked, found = f"Part {turn} of {number}?", f"Read this: text {turn} of {number}."
+        reply = {"role": "assistant", "content": f"{words} {turn}-{number}"}
+        requests.append({"messages": [*said, {"role": "user", "content": f"{found}\n{asked}"}, reply]})
+        said = [*said, {"role": "user", "content": asked}, reply]
+    return requests
+
+
 @pytest.mark.parametrize(
     ("turns", "words"),
     [
@@ -281,21 +294,30 @@ def test_a_tree_of_conversations_is_on_one_side(make: Make, rows: Rows) -> None:
     ],
 )
 def test_answers_on_both_sides_are_told(make: Make, rows: Rows, store: FolderStore, turns: int, words: str) -> None:
-    """The newest question has texts beside it that a history leaves out, as applications with retrieval write it."""
-    requests = []
-    for number in range(100):
-        said: list[dict[str, Any]] = []
-        for turn in range(turns):
-            answer = f"{words} {turn}-{number}"
-            asked, found = f"Part {turn} of {number}?", f"Read this: text {turn} of {number}."
-            reply = {"role": "assistant", "content": answer}
-            requests.append({"messages": [*said, {"role": "user", "content": f"{found}\n{asked}"}, reply]})
-            said = [*said, {"role": "user", "content": asked}, reply]
+    requests = [one for number in range(100) for one in retrieved(number, turns, words)]
     manifest = make(lines(requests), data=EVAL)
+    assert crossing(store, manifest) == (len(learned_twice(rows(manifest))), "of this drop")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_answers_on_both_sides_are_told_over_drops_of_a_family(
+    make: Make, rows: Rows, store: FolderStore, first: int
+) -> None:
+    talks = [retrieved(number, 2) for number in range(100)]
+    family = {"scope": "family", "data": EVAL}
+    make(lines([talk[first] for talk in talks]), "d1", **family)
+    manifest = make(lines([talk[1 - first] for talk in talks]), "d2", **family)
     both = learned_twice(rows(manifest))
-    assert both
+    assert crossing(store, manifest) == (len(both), "of the family")
+    # A drop that has nothing of it tells nothing of it.
+    manifest = make(lines([retrieved(number, 1)[0] for number in range(200, 300)]), "d3", **family)
+    assert "behind other words" not in store.get(manifest.files["card_json"]).decode()
+
+
+def crossing(store: FolderStore, manifest: Manifest) -> tuple[int, str]:
+    """How many answers are told to be on both sides, and of what."""
     warned = json.loads(store.get(manifest.files["card_json"]))["warnings"]
     [line] = [line for line in warned if "behind other words" in line]
-    assert line.startswith(
-        f"{len(both)} answers of 8 words or more are learned and stand in evaluation rows of this drop"
-    )
+    found = re.match(r"(\d+) answers of 8 words or more are learned and stand in evaluation rows (.*) too,", line)
+    assert found, line
+    return int(found[1]), found[2]

@@ -141,8 +141,8 @@ def uploaded(folder: Path, files: dict[str, bytes]) -> tuple[FolderStore, Drop]:
 
 
 def statements(module: Any) -> dict[str, str]:
-    """A module's statements by name; one of several texts has several names."""
-    named = {name: value for name, value in vars(module).items() if name.isupper()}
+    """A module's statements by name; one of several texts has several names. A part of some begins with `_`."""
+    named = {name: value for name, value in vars(module).items() if name.isupper() and name[0] != "_"}
     several = {
         f"{name}.{key}": text for name, value in named.items() if isinstance(value, dict) for key, text in value.items()
     }

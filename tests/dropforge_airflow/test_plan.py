@@ -224,6 +224,25 @@ def test_who_starts_a_run_does_not_choose_its_reviewers(store: Store) -> None:
                 resolve_recipe(store, drop, form, ALONE, kept)
 
 
+def test_a_preset_says_nothing_about_silence_where_the_family_has_reviewers(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop = entered(store)
+    night = {"approval": {"otherwise": "promote", "deadline_hours": 0.01}}
+    of_costs = {"stop_above": {"cost": 100}, "unknown": "start", "otherwise": "start", "deadline_hours": 0.01}
+    recipe = {"extends": "tiny", "promote": night, "compute": {"limits": of_costs, "price": {"core_hour": 1}}}
+    (tmp_path / "night.yaml").write_text(yaml.safe_dump(recipe))
+    monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))
+    asked = {"ask_above": {"cost": 5}, "people": ["ann"]}
+    own = {"promote": {"approval": {"people": ["bob"]}}, "compute": {"limits": asked, "price": {"core_hour": 2}}}
+    family_recipe.write(store, "fam", {"extends": "tiny", **own}, "tiny", "ann")
+    of_family = resolve_recipe(store, drop, filled({"drop": "fam/d1"}, "b"), ALONE).recipe
+    for form, gathered in (({"preset": "night"}, None), ({}, {"extends": "tiny", "promote": night})):
+        found = resolve_recipe(store, drop, filled({"drop": "fam/d1", **form}, "b"), ALONE, gathered).recipe
+        assert found.promote.approval == of_family.promote.approval
+        assert (found.compute.limits, found.compute.price) == (of_family.compute.limits, of_family.compute.price)
+
+
 @pytest.mark.parametrize("start", [{}, {"preset": "tiny"}])
 def test_who_starts_a_run_does_not_choose_who_is_asked_about_its_costs(store: Store, start: dict[str, str]) -> None:
     drop = entered(store)

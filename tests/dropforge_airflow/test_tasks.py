@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -18,9 +19,9 @@ from dropforge_airflow.tasks.opened import Opened, RunIdentity
 from dropforge_airflow.tasks.plan import Plan
 from dropforge_airflow.tasks.wall import whole_wall
 
-from dropforge import approval, gangs, layout, tracking
+from dropforge import approval, family_recipe, gangs, layout, tracking
 from dropforge.dataset import Manifest, Shard
-from dropforge.errors import DataError
+from dropforge.errors import DataError, RecipeError
 from dropforge.gangs import Gang
 from dropforge.json_objects import UnreadableError
 from dropforge.recipes import load_recipe
@@ -155,6 +156,25 @@ def test_where_a_person_is_asked_only_a_yes_to_this_pair_promotes(store: Store) 
     assert promote.judge(store, opened)[3].promote
 
 
+def test_a_run_that_is_older_than_its_family_s_reviewers_is_not_promoted_past_them(
+    store: Store, tmp_path: Path
+) -> None:
+    opened, families = measured(store), str(tmp_path)
+    assert promote.judge(store, opened, families)[3].promote
+    file = tmp_path / "fam.yaml"
+    file.write_text("recipe: {extends: tiny, promote: {approval: {people: [ann]}}}")
+    assert "awaiting approval" in promote.judge(store, opened, families)[3].reason
+    file.write_text("recipe: {extends: gone}")
+    with pytest.raises(RecipeError, match="gone"):
+        promote.judge(store, opened, families)
+    file.unlink()
+    family_recipe.write(store, "fam", {"extends": "tiny", "promote": {"approval": {"people": ["ann"]}}}, "tiny", "bob")
+    assert not promote.judge(store, opened)[3].promote
+    yes = approval.Answer(True, "ann", "2026-11-24T05:00:00Z")
+    approval.write(store, opened["run"], approval.Pair("a" * 64, "3"), yes)
+    assert promote.judge(store, opened)[3].promote
+
+
 @pytest.fixture
 def waiting(store: Store, monkeypatch: pytest.MonkeyPatch) -> Opened:
     """A run whose reviewers are to be asked, in a family without a champion."""
@@ -169,7 +189,9 @@ def waiting(store: Store, monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 def test_nobody_is_asked_again_about_the_champion(waiting: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a task that was cleared: a no could not take the alias away."""
-    assert isinstance(asked_approval.question(waiting), Question)
+    question = asked_approval.question(waiting)
+    assert isinstance(question, Question)
+    assert question.people == ()
     for made_by, digest, asks in (
         (waiting["run"], "a" * 64, False),
         (waiting["run"], "b" * 64, True),  # a checkpoint of it, or what it made before
@@ -182,6 +204,13 @@ def test_nobody_is_asked_again_about_the_champion(waiting: Opened, monkeypatch: 
         assert asks or found == (
             "Version 4 is champion already, so no one is asked again. `dropforge rollback fam` takes it back"
         )
+
+
+def test_whom_to_ask_is_the_family_s_word_of_now(store: Store, waiting: Opened) -> None:
+    family_recipe.write(store, "fam", {"extends": "tiny", "promote": {"approval": {"people": ["ann"]}}}, "tiny", "bob")
+    question = asked_approval.question(waiting)
+    assert isinstance(question, Question)
+    assert question.people == ("ann",)
 
 
 def test_a_yes_is_for_the_candidate_that_was_asked_about(store: Store, waiting: Opened) -> None:

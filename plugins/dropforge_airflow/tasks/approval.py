@@ -19,16 +19,16 @@ from dropforge_airflow.tasks.opened import Opened
 log = logging.getLogger(__name__)
 
 
-def question(opened: Opened) -> Question | str:
-    """What to ask about a run; if nobody has to be asked, why not."""
+def question(opened: Opened, families: str | None = None) -> Question | str:
+    """What to ask about a run; if nobody has to be asked, why not. :param families: folder of the families' files."""
     from dropforge import tracking
 
     store = connection.open_store(from_env().bucket)
     with no_retry():
         spec, evaluation, report, verdict = promote.judge(store, opened, person=False)
-        asked = promote.approval_of(spec)
+        asked = promote.approval_of(store, spec, families)
         if asked is None:
-            return "The recipe asks for no approval"
+            return "Neither the family nor the recipe asks for approval"
         if not verdict.promote:
             return f"No approval is asked for: {verdict.reason}"
         pair = Pair.of(report, evaluation)
@@ -78,7 +78,9 @@ def tell_asked(opened: Opened, text: str) -> None:
     tracking.note(from_env().tracking_uri, opened["mlflow_run"], tracking.TAG_APPROVAL, text)
 
 
-def take_answer(opened: Opened, about: str, *, promoted: bool, by: str | None, at: datetime) -> str:
+def take_answer(
+    opened: Opened, about: str, families: str | None = None, *, promoted: bool, by: str | None, at: datetime
+) -> str:
     """Keep a person's word, and show it in MLflow; in one line.
 
     :param about: what the question was about. Pods may have written others into the run's folder since.
@@ -90,13 +92,13 @@ def take_answer(opened: Opened, about: str, *, promoted: bool, by: str | None, a
     if pair != now:
         log.warning("The answer is about %s, and the run's folder has %s by now", pair.about, now.about)
     approval.write(store, opened["run"], pair, answer)
-    show(opened, answer)
+    show(opened, answer, families)
     return answer.told
 
 
-def show(opened: Opened, answer: Answer) -> None:
+def show(opened: Opened, answer: Answer, families: str | None = None) -> None:
     """Show a person's word in MLflow, and the verdict that follows from it."""
     from dropforge import tracking
 
     tracking.note(from_env().tracking_uri, opened["mlflow_run"], tracking.TAG_APPROVAL, answer.told)
-    promote.decide(opened)
+    promote.decide(opened, families)

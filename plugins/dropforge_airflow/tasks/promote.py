@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from dropforge import approval, gangs, layout, promotion
@@ -27,6 +28,7 @@ from dropforge_airflow.alerts.telling import tell
 from dropforge_airflow.lineage import Lineage
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.opened import Opened, RunIdentity, read_spec
+from dropforge_airflow.tasks.recipe import Installation, asked_approval
 from dropforge_airflow.tasks.run import send_unsent
 from dropforge_airflow.tasks.wall import wall_lines, whole_wall
 
@@ -56,14 +58,17 @@ class Listed(TypedDict):
     reason: NotRequired[str]
 
 
-def decide(opened: Opened) -> Decided:
-    """The task: judge candidate and champion by the recipe's policy, and show it in MLflow."""
+def decide(opened: Opened, families: str | None = None) -> Decided:
+    """The task: judge candidate and champion by the recipe's policy, and show it in MLflow.
+
+    :param families: folder of the families' files.
+    """
     from dropforge import tracking
 
     settings = from_env()
     store = connection.open_store(settings.bucket)
     with no_retry():
-        spec, evaluation, report, verdict = judge(store, opened)
+        spec, evaluation, report, verdict = judge(store, opened, families)
         step = int(report["steps"])
         store.put(layout.verdict_key(spec.run), json.dumps(promotion.verdict_as_dict(verdict), indent=1).encode())
         tracking.log_evaluation(settings.tracking_uri, opened["mlflow_run"], spec.family, evaluation, verdict, step)
@@ -74,11 +79,11 @@ def decide(opened: Opened) -> Decided:
 
 
 def judge(
-    store: Store, opened: RunIdentity, *, person: bool = True
+    store: Store, opened: RunIdentity, families: str | None = None, *, person: bool = True
 ) -> tuple[RunSpec, dict[str, Any], dict[str, Any], Verdict]:
     """Read what was measured and judge it: (run, evaluation.json, report.json, verdict).
 
-    :param person: with a person's word, where the recipe wants one.
+    :param families: folder of the families' files. :param person: with a person's word, where one is wanted.
     """
     spec, run = read_spec(store, opened), opened["run"]
     evaluation = read_object(store, layout.evaluation_key(run))
@@ -103,7 +108,7 @@ def judge(
         evaluation.get("champion_days"),
         evaluation.get("shared"),
     )
-    if person and approval_of(spec) is not None:
+    if person and approval_of(store, spec, families) is not None:
         verdict = approval.answered(verdict, approval.read(store, run, pair))
     return spec, evaluation, report, verdict
 
@@ -115,21 +120,30 @@ def used(store: Store, spec: RunSpec) -> dict[str, float]:
     return gangs.used(known, time.time(), tariff).metrics("cost") if known else {}
 
 
-def approval_of(spec: RunSpec) -> Approval | None:
-    """What the run's recipe says about asking a person; None for not at all."""
-    asked = spec.recipe["promote"].get("approval")
+def approval_of(store: Store, spec: RunSpec, families: str | None) -> Approval | None:
+    """What holds about asking a person; None for not at all.
+
+    The family's word of now counts before that of the run's recipe: a run may be older than its family's reviewers.
+
+    :raises DropforgeError: if the family's recipe cannot be used.
+    """
+    installation = Installation.here(None if families is None else Path(families))
+    asked = asked_approval(store, spec.family, installation) or spec.recipe["promote"].get("approval")
     return None if asked is None else Approval.model_validate(asked)
 
 
-def register(opened: Opened, outlet_events: Any = None, **context: Any) -> Listed:
-    """The task: register the candidate; the alias moves only if the verdict says so."""
+def register(opened: Opened, families: str | None = None, outlet_events: Any = None, **context: Any) -> Listed:
+    """The task: register the candidate; the alias moves only if the verdict says so.
+
+    :param families: folder of the families' files.
+    """
     from dropforge import tracking
     from dropforge_airflow.assets import MODELS
 
     settings = from_env()
     store = connection.open_store(settings.bucket)
     with no_retry():
-        spec, evaluation, report, verdict = judge(store, opened)
+        spec, evaluation, report, verdict = judge(store, opened, families)
         alias = spec.recipe["promote"]["alias"]
         listed = tracking.register(
             settings.tracking_uri,
@@ -166,16 +180,18 @@ def _registered(tracking_uri: str, spec: RunSpec, report: Mapping[str, Any], lis
     return Lineage([lineage.at(report["model"]["uri"])], made)
 
 
-def report(opened: Opened, listed: Listed, trained: Mapping[str, Any] | None = None) -> str:
+def report(
+    opened: Opened, listed: Listed, trained: Mapping[str, Any] | None = None, families: str | None = None
+) -> str:
     """The task: a summary for people, in the log and as `summary.md` in the run's folder; its address.
 
-    :param trained: the result of the training's task.
+    :param trained: the result of the training's task. :param families: folder of the families' files.
     """
     from dropforge import tracking
 
     settings = from_env()
     store = connection.open_store(settings.bucket)
-    spec, evaluation, measured, verdict = judge(store, opened)
+    spec, evaluation, measured, verdict = judge(store, opened, families)
     wall = whole_wall(opened.get("opened_at"), trained, measured.get("wall") or {})
     version = evaluation.get("champion_version")
     link = version and tracking.side_by_side(settings.tracking_uri, opened["mlflow_run"], spec.family, str(version))

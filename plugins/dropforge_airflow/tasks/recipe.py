@@ -132,17 +132,17 @@ def find_ruling(store: Store, family: str, installation: Installation) -> Ruling
     return family_recipe.rule(store, family, installation.preset, file)
 
 
-def is_reviewed(store: Store, family: str, installation: Installation) -> bool:
-    """Whether people approve of the family's models before the alias moves."""
-    return at_path(find_ruling(store, family, installation).values, _APPROVAL) is not None
+def asked_approval(store: Store, family: str, installation: Installation) -> Any:
+    """What the family says of people who approve of its models before the alias moves; None for nothing."""
+    return at_path(find_ruling(store, family, installation).values, _APPROVAL)
 
 
 def _with_review(values: dict[str, Any], family: Ruling) -> dict[str, Any]:
-    """A recipe that takes the family's place, with what the family has people answer."""
+    """A recipe that takes the family's place, with what the family has people answer, and nothing of its own there."""
     for path in _reviewed(family.values):
         if (asked := at_path(family.values, path)) is not None:
             section, _, key = path.partition(".")
-            values = merge(values, {section: {key: asked}})
+            values = merge({**values, section: {**(values.get(section) or {}), key: None}}, {section: {key: asked}})
     return values
 
 

@@ -17,7 +17,7 @@ from dropforge_airflow.alerts.callbacks import where
 from dropforge_airflow.alerts.telling import tell
 from dropforge_airflow.lineage import Lineage
 from dropforge_airflow.tasks.failure import no_retry
-from dropforge_airflow.tasks.recipe import Installation, is_reviewed
+from dropforge_airflow.tasks.recipe import Installation, asked_approval
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def choose(families: str, params: Mapping[str, Any] | None = None) -> dict[str, 
             family,
             str(params["alias"]),
             (params.get("version") or "").strip() or None,
-            approved=is_reviewed(store, layout.check_family(family), Installation.here(Path(families))),
+            approved=asked_approval(store, layout.check_family(family), Installation.here(Path(families))) is not None,
         )
     log.info("%s of %s: version %s, after version %s", choice.alias, choice.family, choice.version, choice.current)
     return asdict(choice)
