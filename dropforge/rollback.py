@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,7 +33,8 @@ _ALIAS = re.compile(r"(?!(?i:latest|v\d+)$)[A-Za-z0-9_-]{1,100}")
 class Choice:
     """Which version gets the alias, and which one has it now.
 
-    :param back: whether the version is older than the one that it follows; if not, this is a promotion by hand.
+    :param back: whether the version held the alias before the one that it follows, or is older; if not, this is a
+        promotion by hand.
     """
 
     family: str
@@ -76,7 +78,11 @@ def choose(
             "Clear the task `approve` of its run, and have a reviewer answer, or name a version that was one",
         )
     _check_files(store, family, target)
-    back = current is not None and int(target.version) < int(current)
+    # Numbers tell who was registered first; a cleared task may have promoted an old version again.
+    back = holder is not None and (
+        int(target.version) < int(holder.version)
+        or str(target.version) in {str(one.version) for one in _earlier(mlflow, family, alias, holder)}
+    )
     return Choice(family, alias, str(target.version), current, back)
 
 
@@ -125,11 +131,7 @@ def _before(mlflow: MlflowClient, family: str, alias: str, holder: ModelVersion 
     """The newest earlier holder that was not rolled back."""
     if holder is None:
         raise DataError(f"family {family}", f"no version of it is {alias!r}", _name_one(mlflow, family))
-    seen = {str(holder.version)}
-    found = holder
-    while (number := tracking.previous_holder(mlflow, family, found.tags, alias) or _NONE) not in {_NONE, *seen}:
-        seen.add(number)
-        found = _version(mlflow, family, number)
+    for found in _earlier(mlflow, family, alias, holder):
         if tracking.told_tag(mlflow, family, found.tags, tracking.TAG_ROLLED_BACK, alias) is None:
             return found
     raise DataError(
@@ -137,6 +139,18 @@ def _before(mlflow: MlflowClient, family: str, alias: str, holder: ModelVersion 
         f"there is no earlier {alias!r} to go back to",
         _name_one(mlflow, family),
     )
+
+
+def _earlier(mlflow: MlflowClient, family: str, alias: str, holder: ModelVersion) -> Iterator[ModelVersion]:
+    """Who held the alias before, the last one first, up to one that is deleted."""
+    seen, found = {str(holder.version)}, holder
+    while (number := tracking.previous_holder(mlflow, family, found.tags, alias) or _NONE) not in {_NONE, *seen}:
+        seen.add(number)
+        try:
+            found = _version(mlflow, family, number)
+        except DataError:
+            return
+        yield found
 
 
 def _version(mlflow: MlflowClient, family: str, number: str) -> ModelVersion:

@@ -453,6 +453,8 @@ def register(
     mlflow = client(tracking_uri)
     version = _version(mlflow, spec, report)
     number = str(version.version)
+    if spec.tracking is not None:  # whatever becomes of the alias, the run has its version
+        mlflow.set_tag(spec.tracking.run_id, TAG_VERSION, number)
     if (model := _exported(mlflow, spec, report.get("exported_step"))) is not None:
         _link(mlflow, model, spec.family, number)
     with hold or nullcontext():
@@ -460,8 +462,6 @@ def register(
     if version.description in (None, "", _made_by(spec)):  # else a person has written there
         mlflow.update_model_version(spec.family, number, descriptions.of_version(spec, verdict, number))
     mlflow.set_model_version_tag(spec.family, number, TAG_VERDICT, verdict.reason[:4900])
-    if spec.tracking is not None:
-        mlflow.set_tag(spec.tracking.run_id, TAG_VERSION, number)
     return Registered(number, verdict.promote, None if previous in {None, "none"} else previous)
 
 

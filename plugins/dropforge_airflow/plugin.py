@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-from dropforge_airflow import body_limit, heartbeats, run_notes, write_guard
+from dropforge_airflow import body_limit, fresh_questions, heartbeats, run_notes, write_guard
 
 PREFIX = "/dropforge"
 
@@ -46,7 +46,11 @@ class DropforgePlugin(AirflowPlugin):
     name = "dropforge"
     listeners = [heartbeats, run_notes]  # noqa: RUF012
     fastapi_apps = [{"app": Pages(), "url_prefix": PREFIX, "name": "Dropforge"}]  # noqa: RUF012 - the base declares it so
-    fastapi_root_middlewares = [*body_limit.middlewares(), write_guard.middleware()]  # noqa: RUF012
+    fastapi_root_middlewares = [  # noqa: RUF012
+        *body_limit.middlewares(),
+        write_guard.middleware(),
+        fresh_questions.middleware(),
+    ]
     react_apps = [  # noqa: RUF012
         _tab("Training", "task_instance", "dropforge-task"),
         _tab("Dropforge", "dag_run", "dropforge-run"),

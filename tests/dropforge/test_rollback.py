@@ -113,6 +113,35 @@ def test_a_version_that_was_rolled_back_is_not_promoted_by_a_cleared_task(family
     assert family.champion == "3"  # the next candidate is judged as ever
 
 
+def test_an_old_version_that_was_promoted_again_is_rolled_back_like_any_other(family: Family) -> None:
+    """By a task that was cleared: numbers say nothing about who held the alias before."""
+    for _ in range(2):
+        family.add()
+    family.register(number=1, compared_with="2")
+    assert family.champion == "1"
+    choice = family.roll_back(reason="worse on French")
+    assert (choice.version, choice.back) == ("2", True)
+    assert "worse on French" in family.tags("1")[tracking.TAG_ROLLED_BACK]
+    with pytest.raises(DropforgeError, match="worse on French"):
+        family.register(number=1, compared_with="2")
+    with pytest.raises(DropforgeError, match="no earlier 'champion'"):
+        family.roll_back()
+    assert family.champion == "2"
+
+
+def test_a_version_that_was_made_but_not_promoted_is_missed_once_it_is_deleted(family: Family) -> None:
+    family.add()
+    family.prepare()
+    with pytest.raises(DropforgeError, match="it moved from version 9 to 1"):
+        family.register(number=2, compared_with="9")
+    family.roll_back(to="2")
+    family.roll_back(reason="it swears")
+    family.mlflow.delete_model_version(family.name, "2")
+    with pytest.raises(DropforgeError, match="version 2 of .*it was deleted since this run registered it"):
+        family.register(number=2, compared_with="1")
+    assert family.champion == "1"
+
+
 def test_a_version_that_never_was_champion_is_promoted_by_hand_and_that_can_be_undone(family: Family) -> None:
     for promote in (True, False):
         family.add(promote)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import pytest
 from airflow.api_fastapi.app import init_plugins
-from dropforge_airflow import body_limit, write_guard
+from dropforge_airflow import body_limit, fresh_questions, write_guard
 from dropforge_airflow.plugin import DropforgePlugin
 from fastapi import Body, FastAPI
 from fastapi.testclient import TestClient
@@ -58,7 +58,7 @@ def test_only_who_asks_for_it_has_the_bound(monkeypatch: pytest.MonkeyPatch) -> 
     assert TestClient(app).post("/", content=b"x" * 1001).status_code == 413
     assert import_from_string(HTTP_PROTOCOLS["auto"]) is BoundedHttp
     named = [middleware["name"] for middleware in DropforgePlugin.fastapi_root_middlewares]
-    assert named == [write_guard.middleware()["name"]]
+    assert named == [guard.middleware()["name"] for guard in (write_guard, fresh_questions)]
 
 
 @pytest.mark.parametrize("largest", ["64MiB", "-1", "0", "1e6", "9" * 16])
