@@ -49,6 +49,7 @@ ROLES: Final = {
     **dict.fromkeys(("assistant", "gpt", "bot", "model", "chatbot", "ai", "answer"), "assistant"),
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("tool", "function", "observation", "function_response", "ipython"), "tool"),
+    **dict.fromkeys(("tool_response", "tool_result"), "tool"),
 }
 SYSTEM: Final = ("system", "system_prompt")
 #: Characters of a label, source or group: they are joined and counted by it in memory, however long the row may be.
@@ -509,12 +510,14 @@ def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:
     :param answered: whether there must be an answer.
     """
     joined: list[Message] = []
-    runs: dict[int, list[str]] = {}  # joined once: a row may be one long run of short messages
-    silent = 0
+    # Joined once: a row may be one long run of short messages.
+    runs: dict[int, list[str]] = {}
+    calls: dict[int, list[Any]] = {}
+    silent = False
     for message in messages:
         role, content, beside = message
         if beside is not None:
-            silent += role == "assistant" and "train" in beside.told
+            silent = silent or (role == "assistant" and "train" in beside.told)
         if not content.strip() and (beside is None or "tool_calls" not in beside.told):
             if role == "assistant":
                 raise RejectError(Reason.NO_ANSWER, "an answer is empty")
@@ -522,9 +525,17 @@ def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:
                 raise RejectError(Reason.EMPTY, f"a message of {role} is empty")
             continue
         last = joined[-1] if joined else ("", "", None)
-        if last[0] == role and role != "tool" and not turns.tells(last[2]) and not turns.tells(beside):
+        if last[0] != role or role == "tool":
+            joined.append(message)
+        elif not turns.tells(last[2]) and not turns.tells(beside):
             runs.setdefault(len(joined) - 1, [last[1]]).append(content)
             joined[-1] = (role, last[1], last[2] or beside)
+        elif role == "assistant" and turns.goes_on(last[2], content, beside):
+            at = len(joined) - 1
+            if content.strip():
+                runs.setdefault(at, [last[1]]).append(content)
+            made, calls[at] = turns.with_calls(last[2], beside, calls.get(at))
+            joined[-1] = (role, last[1], made)
         else:
             joined.append(message)
     for at, run in runs.items():
@@ -533,7 +544,7 @@ def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:
     body = roles[1:] if roles[:1] == ["system"] else roles
     if answered and "assistant" not in body:
         raise RejectError(Reason.NO_ANSWER, "no message of the assistant")
-    if answered and silent and silent == body.count("assistant"):
+    if answered and silent and all(turns.is_silent(beside) for role, _, beside in joined if role == "assistant"):
         raise RejectError(Reason.NO_ANSWER, "no answer is to be learned: all have weight 0 or are in a prompt")
     if body[:1] != ["user"]:
         raise RejectError(Reason.BAD_ORDER, f"it begins with {body[0]}" if body else "no message of the user")

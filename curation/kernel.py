@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -171,6 +172,8 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
             _count(report.unknown, name)
         count_suspects(row, report, labels=labels)
         report.several += one_answer and row.roles.count("assistant") > 1
+        if row.beside:  # else they are joined
+            report.apart += ("assistant", "assistant") in pairwise(row.roles)
         yield named
     if scrub is not None:  # names of columns come from outside as well
         report.unknown = {scrub(name): rows for name, rows in report.unknown.items()}

@@ -49,7 +49,7 @@ def warnings(
         "text, from the original"
     )
     tallied: dict[str, Counter[str]] = {
-        what: Counter() for what in (recoded, *SEEN.values(), python, chats, rounded, _SEVERAL)
+        what: Counter() for what in (recoded, *SEEN.values(), python, chats, rounded, _SEVERAL, _APART)
     } | _shares(reports)
     for task, report in reports:
         tallied[recoded][task.name] += report.recoded
@@ -57,6 +57,7 @@ def warnings(
         tallied[chats][task.name] += report.chats
         tallied[rounded][task.name] += report.rounded
         tallied[_SEVERAL][task.name] += report.several
+        tallied[_APART][task.name] += report.apart
         for seen, number in report.dialect.items():
             tallied[SEEN[seen]][task.name] += number
     found |= {what: +rows for what, rows in tallied.items() if +rows}
@@ -160,6 +161,10 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
 _SEVERAL: Final = (
     "rows have several answers, of which an encoder-decoder learns the last one alone; write a row for each that it is "
     "to learn"
+)
+_APART: Final = (
+    "rows have an answer directly behind another one, with thoughts of its own, another weight or name, or text behind "
+    "calls: each is learned as an answer that ends there; write them as one message if they are one"
 )
 _SHARES: Final = (
     "quoted",

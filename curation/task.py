@@ -21,7 +21,7 @@ from curation.schema import Columns as Counted
 from curation.streams import DEFAULT_LIMITS, Limits
 
 #: Raised when the meaning of a row, key or split changes: part of the rules, so of the digest.
-VERSION: Final = 8
+VERSION: Final = 9
 
 #: What is written of each row besides, where near duplicates are asked for.
 PRINTED: Final = {"prints": PRINTS, "bands": BANDS, "shingles": SHINGLES}
@@ -174,7 +174,8 @@ class Report:
     one has characters as HTML or Excel's XML writes them, `pictured` in how many a picture
     stands, `cut` in how many one is as long as a cell of Excel, Google Sheets or a `VARCHAR(255)` may be, `codes` in
     how many one has characters as JSON writes them in ASCII, `leaked`
-    how many begin or end with their label, and `several` how many have several answers of which one is learned."""
+    how many begin or end with their label, `several` how many have several answers of which one is learned, and
+    `apart` how many have an answer directly behind another one."""
 
     file: int
     records: int = 0
@@ -209,3 +210,4 @@ class Report:
     codes: int = 0
     leaked: int = 0
     several: int = 0
+    apart: int = 0

@@ -54,6 +54,40 @@ def tells(beside: Beside | None) -> bool:
     return beside is not None and bool(beside.told)
 
 
+def is_silent(beside: Beside | None) -> bool:
+    """Whether an answer is not to be learned."""
+    return beside is not None and "train" in beside.told
+
+
+def goes_on(before: Beside | None, content: str, beside: Beside | None) -> bool:
+    """Whether an answer goes on in the message behind it, as programs write each call, or text and calls, by itself.
+
+    Not with thoughts of its own or text behind calls: an answer has thoughts, text and calls, in this order.
+
+    :param before: what the answer has beside its text. :param content: and :param beside: of the other message.
+    """
+    one, other = (found.told if found else {} for found in (before, beside))
+    if _THOUGHTS[0] in other or (_CALLS[0] in one and content.strip()):
+        return False
+    return _apart(one) == _apart(other)
+
+
+def _apart(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in told.items() if key not in {_CALLS[0], _THOUGHTS[0]}}
+
+
+def with_calls(before: Beside | None, beside: Beside | None, held: list[Any] | None) -> tuple[Beside, list[Any]]:
+    """What an answer says with the message in which it goes on; and the list of its calls.
+
+    :param held: that list, if it has gone on before; it grows.
+    """
+    one, other = (found.told if found else {} for found in (before, beside))
+    calls = [*one.get(_CALLS[0], ())] if held is None else held
+    calls += other.get(_CALLS[0], ())
+    told = {**one, **other}
+    return Beside({**told, _CALLS[0]: calls} if calls else told), calls
+
+
 def beside(message: Mapping[Any, Any], role: str = "assistant", nulls: bool = False) -> Beside | None:
     """What of a message's other keys reaches a template or the loss; None if there is nothing to tell.
 

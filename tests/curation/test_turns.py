@@ -32,6 +32,10 @@ SAID = {"role": "tool", "content": "on"}
 ANSWER = {"role": "assistant", "content": "It is on."}
 
 
+def call(number: int, role: str = "tool_call") -> dict[str, Any]:
+    return {"role": role, "content": json.dumps({"name": "look", "arguments": {"unit": number}})}
+
+
 def chat(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"messages": list(messages), **fields}
 
@@ -61,6 +65,7 @@ def calling(**call: Any) -> dict[str, Any]:
         calling(content="", tool_calls=[json.dumps(CALL)]),
         chat(ASK, {"from": "function_call", "value": '{"name": "look", "arguments": {"unit": 1}}'}, SAID, ANSWER),
         chat(ASK, {"from": "function_call", "value": '[{"name": "look", "arguments": {"unit": 1}}]'}, SAID, ANSWER),
+        chat(ASK, call(1), {"role": "tool_response", "content": "on"}, ANSWER),
     ],
 )
 def test_a_call_is_one_call_however_it_is_written(fields: dict[str, Any]) -> None:
@@ -353,6 +358,60 @@ def test_a_message_that_is_a_call_says_what_an_answer_that_calls_says(role: str)
     assert (
         canonical(chat(ASK, {"role": role, "content": "", "tool_calls": [CALL]}, SAID, ANSWER)).roles[1] == "assistant"
     )
+
+
+OTHER = {"type": "function", "function": {"name": "look", "arguments": {"unit": 2}}}
+LOOKS = {"role": "assistant", "content": "I look."}
+
+
+@pytest.mark.parametrize(
+    ("messages", "content", "calls"),
+    [
+        # As ms-swift writes calls that go out at once, ShareGPT text and a call, and a client of OpenAI each part.
+        ([call(1), call(2)], "", [CALL, OTHER]),
+        ([LOOKS, call(1, "function_call")], "I look.", [CALL]),
+        (
+            [LOOKS, ANSWER, *({"role": "assistant", "content": None, "tool_calls": [one]} for one in (CALL, OTHER))],
+            "I look.\n\nIt is on.",
+            [CALL, OTHER],
+        ),
+        ([{**LOOKS, "weight": 0}, {**call(1), "weight": 0}], "I look.", [CALL]),
+        ([{**LOOKS, "reasoning": "It hums."}, call(1)], "I look.", [CALL]),
+    ],
+)
+def test_text_and_calls_in_messages_of_their_own_are_one_answer(
+    messages: list[dict[str, Any]], content: str, calls: list[Any]
+) -> None:
+    row = canonical(chat(ASK, *messages, SAID, SAID, ANSWER))
+    assert row.roles == ("user", "assistant", "tool", "tool", "assistant")
+    assert row.contents[1] == content
+    told = json.loads(row.beside[1])
+    assert told.pop("tool_calls") == calls
+    assert told in ({}, {"train": False}, {"reasoning_content": "It hums."})
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{**LOOKS, "weight": 0}, call(1)],
+        [LOOKS, {**call(1), "reasoning": "It hums."}],
+        [call(1), ANSWER],
+        [{**LOOKS, "name": "a"}, {**call(1), "name": "b"}],
+    ],
+)
+def test_answers_that_are_not_one_stay_apart_and_are_counted(
+    make: Make, store: FolderStore, messages: list[dict[str, Any]]
+) -> None:
+    rows = [chat({**ASK, "content": f"Is {number} on?"}, *messages) for number in range(3)]
+    assert canonical(rows[0]).roles == ("user", "assistant", "assistant")
+    manifest = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode()})
+    warned = json.loads(store.get(manifest.files["card_json"]))["warnings"]
+    assert [line for line in warned if line.startswith("a.jsonl: 3 rows have an answer directly behind another")]
+
+
+def test_a_row_of_very_many_calls_is_read_at_once() -> None:
+    row = canonical(chat(ASK, *(call(number) for number in range(30_000))))
+    assert (len(row.roles), len(json.loads(row.beside[1])["tool_calls"])) == (2, 30_000)
 
 
 def test_keys_of_parts_are_told_and_a_flag_of_all_is_the_message_s() -> None:
