@@ -17,6 +17,8 @@ from dropforge_airflow.tasks import rollback
 
 from dropforge.settings import families_folder
 
+FAMILIES = str(families_folder(Path(__file__).parent))
+
 with DAG(
     ROLLBACK_DAG,
     dag_display_name="Dropforge: roll back",
@@ -57,6 +59,6 @@ with DAG(
     },
     on_failure_callback=RUN_FAILED,
 ):
-    chosen: Any = task(rollback.choose)(str(families_folder(Path(__file__).parent)))
+    chosen: Any = task(rollback.choose)(FAMILIES)
     moved: Any = task(outlets=[MODELS])(rollback.move)
-    moved(chosen)
+    moved(chosen, FAMILIES)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from urllib.parse import quote_plus
 
 from dropforge import layout
+from dropforge.json_objects import parse_object
 from dropforge.store import Store
 
 
@@ -31,8 +32,8 @@ def put(store: Store, body: str) -> None:
 
 def read(data: bytes) -> Entry:
     """:raises ValueError: if this is no entry."""
-    values = json.loads(data)
-    if not isinstance(values, dict) or not isinstance(values.get("body"), str):
+    values = parse_object(data, "an entry of the inbox")
+    if not isinstance(values.get("body"), str):
         raise ValueError("it holds no message")
     at = datetime.fromisoformat(values["at"]) if isinstance(values.get("at"), str) else datetime.min
     return Entry(values["body"], at if at.tzinfo else at.replace(tzinfo=UTC))

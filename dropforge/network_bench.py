@@ -50,7 +50,7 @@ class Order:
             sizes = tuple(int(size) for size in values["sizes"])
             seconds, joining = float(values["seconds"]), float(values["joining"])
             return cls(int(values["gpus"]), str(values["fabric"]), sizes, seconds, joining)
-        except (KeyError, TypeError, OverflowError) as error:
+        except (KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"it is no order of a measurement ({error!r})") from error
 
 

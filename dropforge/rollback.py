@@ -71,12 +71,8 @@ def choose(
     target = _before(mlflow, family, alias, holder) if to is None else _version(mlflow, family, to)
     if str(target.version) == current:
         raise DataError(f"version {current} of {family}", f"it is {alias!r} already", "Name another one with `--to`")
-    if approved and tracking.previous_holder(mlflow, family, target.tags, alias) is None:
-        raise DataError(
-            f"version {target.version} of {family}",
-            f"it never was {alias!r}, and people approve of this family's models (`promote.approval`)",
-            "Clear the task `approve` of its run, and have a reviewer answer, or name a version that was one",
-        )
+    if approved:
+        _check_approved(mlflow, family, target, alias)
     _check_files(store, family, target)
     # Numbers tell who was registered first; a cleared task may have promoted an old version again.
     back = holder is not None and (
@@ -87,18 +83,25 @@ def choose(
 
 
 def move(
-    tracking_uri: str, choice: Choice, reason: str, by: str, hold: AbstractContextManager[None] | None = None
+    tracking_uri: str,
+    choice: Choice,
+    reason: str,
+    by: str,
+    hold: AbstractContextManager[None] | None = None,
+    *,
+    approved: bool = False,
 ) -> bool:
     """Move the alias; False if an earlier try did.
 
     :param hold: keeps others from moving it, see `dropforge.moves`.
-    :raises DataError: if it was moved elsewhere since the choice.
+    :param approved: whether people approve of the family's models by now, as of `choose`.
+    :raises DataError: if it was moved elsewhere since the choice, or nobody approved of the version.
     """
     with hold or nullcontext():
-        return _move(tracking_uri, choice, reason, by)
+        return _move(tracking_uri, choice, reason, by, approved=approved)
 
 
-def _move(tracking_uri: str, choice: Choice, reason: str, by: str) -> bool:
+def _move(tracking_uri: str, choice: Choice, reason: str, by: str, *, approved: bool) -> bool:
     mlflow = tracking.client(tracking_uri)
     family, alias = choice.family, choice.alias
     holder = tracking.by_alias(mlflow, family, alias)
@@ -111,7 +114,10 @@ def _move(tracking_uri: str, choice: Choice, reason: str, by: str) -> bool:
             f"it moved from version {choice.current or _NONE} to {current or _NONE} since the choice",
             "Look at the new version, and roll back again if it should not stay",
         )
-    tags = mlflow.get_model_version(family, choice.version).tags
+    target = mlflow.get_model_version(family, choice.version)
+    if approved:
+        _check_approved(mlflow, family, target, alias)
+    tags = target.tags
     if tracking.previous_holder(mlflow, family, tags, alias) is None:
         mlflow.set_model_version_tag(
             family, choice.version, tracking.alias_tag(tracking.TAG_PREVIOUS, alias), current or _NONE
@@ -125,6 +131,16 @@ def _move(tracking_uri: str, choice: Choice, reason: str, by: str) -> bool:
     # Last: whoever sees the alias move finds the reason written.
     mlflow.set_registered_model_alias(family, alias, choice.version)
     return True
+
+
+def _check_approved(mlflow: MlflowClient, family: str, target: ModelVersion, alias: str) -> None:
+    """:raises DataError: if the version never held the alias, so that nobody has said yes to it."""
+    if tracking.previous_holder(mlflow, family, target.tags, alias) is None:
+        raise DataError(
+            f"version {target.version} of {family}",
+            f"it never was {alias!r}, and people approve of this family's models (`promote.approval`)",
+            "Clear the task `approve` of its run, and have a reviewer answer, or name a version that was one",
+        )
 
 
 def _before(mlflow: MlflowClient, family: str, alias: str, holder: ModelVersion | None) -> ModelVersion:

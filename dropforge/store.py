@@ -486,7 +486,9 @@ class FolderStore:
         path = self._path(key)
         if not path.is_file():
             return False
-        with (path.parent / ".lock").open("w") as lock:
+        # Not through a link, which somebody else may have put there.
+        handle = os.open(path.parent / ".lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        with os.fdopen(handle, "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if _etag(path) != etag:
                 return False

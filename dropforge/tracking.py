@@ -167,7 +167,16 @@ def open_run(tracking_uri: str, spec: RunSpec, params: Mapping[str, str], tags: 
         for start in range(0, len(new), 100):  # the server's limit for one call
             mlflow.log_batch(run.info.run_id, params=new[start : start + 100])
         _log_dataset(mlflow, run.info.run_id, spec)
+        _end_earlier(mlflow, spec, run.info.run_id, tags.get(TAG_DAG_RUN))
     return Tracking(uri=tracking_uri, run_id=run.info.run_id, experiment_id=experiment)
+
+
+def _end_earlier(mlflow: MlflowClient, spec: RunSpec, opened: str, dag_run: str | None) -> None:
+    """End the run that Airflow's run was before it was cleared: nothing else would, once it has another name."""
+    for found in search(mlflow, TAG_DAG_RUN, dag_run, family=spec.family) if dag_run else ():
+        if found.info.run_id != opened and found.info.status == "RUNNING" and TAG_RUN in found.data.tags:
+            mlflow.set_tag(found.info.run_id, TAG_REASON, f"Airflow's run was cleared, and is {spec.run} now")
+            mlflow.set_terminated(found.info.run_id, "KILLED")
 
 
 def find_finished(tracking_uri: str, family: str, run: str, tags: Mapping[str, str]) -> Finished | None:

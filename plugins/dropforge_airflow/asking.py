@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, NotRequired, TypedDict, cast
 
 from airflow.providers.standard.operators.hitl import HITLOperator
-from airflow.sdk.exceptions import TaskAwaitingInput
+from airflow.sdk.exceptions import AirflowFailException, TaskAwaitingInput
 from kubeflow_training.gangs.memory import keep
 from kubeflow_training.retries import generation
 from kubeflow_training.state_mismatch import ResumableTask, first_event_at, report_seconds
@@ -49,11 +49,15 @@ class AskedQuestion(TypedDict):
     """A question that Airflow shows.
 
     :param of: the same in all retries, another after a clear. :param until: its deadline, as ISO 8601.
+    :param silence: whether no answer is a yes. :param people: ids of those who may answer; none for all. Of what an
+        older version asked neither is known.
     """
 
     of: str
     about: str
     until: str
+    silence: NotRequired[bool]
+    people: NotRequired[list[str]]
 
 
 class Answered(TypedDict):
@@ -128,7 +132,8 @@ class AskPersonOperator(ResumableTask, HITLOperator):
             return self.execute_complete(context, event)
         if event["answered"]:
             at = datetime.fromisoformat(event["at"])
-            return self._take(self._kept(context, event["chosen_options"], event["by"], at))
+            yes = self._said(context, event["chosen_options"], event.get("id") or event["by"])
+            return self._take(self._kept(context, yes=yes, by=event["by"], at=at))
         until = datetime.fromisoformat(cast("AskedQuestion", context["task_state_store"].get(_QUESTION))["until"])
         self.log.info("The question of an earlier try is not answered yet, and is open until %s", f"{until:%FT%TZ}")
         self.note_wait(context)
@@ -140,8 +145,26 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         """Take the answer, or the default at the deadline."""
         super().execute_complete(context, event)
         user = event.get("responded_by_user")
-        by = None if not user or event.get("timedout") else str(user["name"] or user["id"])
-        return self._take(self._kept(context, event["chosen_options"], by, event["responded_at"]))
+        user = None if event.get("timedout") else user
+        yes = self._said(context, event["chosen_options"], user and str(user["id"]))
+        by = None if not user else str(user["name"] or user["id"])
+        return self._take(self._kept(context, yes=yes, by=by, at=event["responded_at"]))
+
+    def _said(self, context: Context, chosen: Sequence[str], user: str | None) -> bool:
+        """Whether it was a yes. Airflow may have shown the question of before a clear, with its people and its default.
+
+        :param user: id of who chose; None if nobody did in time.
+        :raises AirflowFailException: if who answered is not among those who are asked.
+        """
+        asked = context["task_state_store"].get(_QUESTION) or {}
+        if user is None:
+            return bool(asked.get("silence", list(chosen) == [self.options[0]]))
+        if (people := asked.get("people")) and user not in people:
+            raise AirflowFailException(
+                f"{user} answered, and those who are asked are {', '.join(people)}: Airflow showed the question of "
+                f"before a clear. Load Dropforge's plugin in Airflow's API server, then clear task {self.task_id}"
+            )
+        return list(chosen) == [self.options[0]]
 
     def _ask(self, context: Context, question: Question) -> NoReturn:
         yes, no = self.options
@@ -153,7 +176,13 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         page = self.generate_link_to_ui_from_context(context=context)
         self.tell(f"asked until {until:%FT%TZ}: {page}")
         self.log.info("%s\n\nThe answer is waited for until %s: %s", self.body, f"{until:%FT%TZ}", page)
-        asked = AskedQuestion(of=generation(context), about=question.about, until=until.isoformat())
+        asked = AskedQuestion(
+            of=generation(context),
+            about=question.about,
+            until=until.isoformat(),
+            silence=question.yes,
+            people=list(question.people),
+        )
 
         def shown(context: Context) -> None:
             """Not earlier: by showing the question Airflow takes away the answer that was given before a clear."""
@@ -164,14 +193,14 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         super().execute(context)
         raise AssertionError("the operator above parks the task")
 
-    def _kept(self, context: Context, chosen: Sequence[str], by: str | None, at: datetime) -> Answered:
+    def _kept(self, context: Context, *, yes: bool, by: str | None, at: datetime) -> Answered:
         """Keep an answer first of all: bucket or MLflow may be away, and Airflow gives it to one try only."""
         store: Any = context["task_state_store"]
         asked = store.get(_QUESTION) or {}  # what an older version asked was not kept
         answer = Answered(
             of=generation(context),
             about=asked.get("about", ""),
-            yes=list(chosen) == [self.options[0]],
+            yes=yes,
             by=by,
             at=at.astimezone(UTC).isoformat(),
         )

@@ -1,7 +1,7 @@
 """A question that is asked again, after a clear, is shown as it is asked now.
 
-Airflow keeps the question of a task that was cleared: subject, text and reviewers of before, to which an answer would be
-given that counts for what is asked now. The plugin puts this in front of the API by which tasks ask.
+Airflow keeps the question of a task that was cleared: subject, text and reviewers of before, to which an answer would
+be given that counts for what is asked now. The plugin puts this in front of the API by which tasks ask.
 """
 
 from __future__ import annotations

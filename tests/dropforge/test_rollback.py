@@ -137,7 +137,7 @@ def test_a_version_that_was_made_but_not_promoted_is_missed_once_it_is_deleted(f
     family.roll_back(to="2")
     family.roll_back(reason="it swears")
     family.mlflow.delete_model_version(family.name, "2")
-    with pytest.raises(DropforgeError, match="version 2 of .*it was deleted since this run registered it"):
+    with pytest.raises(DropforgeError, match=r"version 2 of .*it was deleted since this run registered it"):
         family.register(number=2, compared_with="1")
     assert family.champion == "1"
 
@@ -168,6 +168,15 @@ def test_where_people_approve_a_version_that_never_was_champion_needs_their_yes(
         choose("2")
     assert family.roll_back(to="2").version == "2"
     assert family.roll_back().version == "1"
+
+
+def test_a_version_that_was_chosen_before_there_were_reviewers_needs_their_yes_too(family: Family) -> None:
+    for promote in (True, False):
+        family.add(promote)
+    choice = rollback.choose(family.server, family.store, family.name, to="2")
+    with pytest.raises(DropforgeError, match="it never was 'champion', and people approve"):
+        rollback.move(family.server, choice, "by hand", "ada", approved=True)
+    assert family.champion == "1"
 
 
 def test_a_rollback_of_one_alias_says_nothing_of_another(family: Family) -> None:

@@ -66,6 +66,20 @@ def test_opening_twice_gives_one_run(server: str, spec: RunSpec) -> None:
     assert run.data.tags[tracking.TAG_DAG_RUN] == "two"
 
 
+def test_what_airflow_s_run_was_before_it_was_cleared_is_ended(server: str, spec: RunSpec) -> None:
+    mlflow = tracking.client(server)
+    before, other = opened(server, spec).tracking, replace(spec, run=f"{spec.family}-other")
+    elsewhere = tracking.open_run(server, other, {}, {tracking.TAG_DAG_RUN: "y"})
+    parent = mlflow.create_run(elsewhere.experiment_id, tags={tracking.TAG_DAG_RUN: "x"}).info.run_id  # of a sweep
+    again = opened(server, replace(spec, run=f"{spec.family}-2")).tracking
+    assert before is not None
+    assert again is not None
+    states = [mlflow.get_run(run).info.status for run in (before.run_id, elsewhere.run_id, parent, again.run_id)]
+    assert states == ["KILLED", "RUNNING", "RUNNING", "RUNNING"]
+    reason = mlflow.get_run(before.run_id).data.tags[tracking.TAG_REASON]
+    assert reason == f"Airflow's run was cleared, and is {spec.family}-2 now"
+
+
 def test_files_of_a_mix_may_have_any_name(server: str, spec: RunSpec) -> None:
     mix = {"chats (1).jsonl": 2.0, "faq+answers.jsonl": 0.5, "../../xs": 1.0, "a\nb": 1.0, "x" * 300: 1.0}
     first = tracking.open_run(server, spec, load_recipe("tiny", {"data": {"mix": mix}}).flat(), {})

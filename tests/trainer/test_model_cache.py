@@ -434,6 +434,15 @@ def test_a_note_that_names_files_elsewhere_is_no_note(hub: Hub, node: Node, tmp_
     assert hub.gets(ONE) == 1
 
 
+@pytest.mark.parametrize("note", ['{"files": {"a": {"bytes": Infinity, "sha256": "%s"}}}' % ("a" * 64), "[" * 200_000])
+def test_a_note_that_no_trainer_writes_is_none(hub: Hub, node: Node, note: str) -> None:
+    with node.pod():
+        pass
+    next(node.cache.glob("??/*.json")).write_text(note)
+    with node.pod() as folder:
+        assert read(folder) == FILES
+
+
 def test_a_store_that_does_not_answer_is_no_broken_disk(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

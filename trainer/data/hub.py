@@ -22,6 +22,7 @@ from dropforge import hub
 from dropforge.errors import FULL, DropforgeError
 from dropforge.hub import StrangeError, UnreachableError
 from dropforge.hub_client import SECONDS, StrangeAnswerError, bound_requests
+from dropforge.json_objects import UNREADABLE
 from trainer.data.model_cache import Filling, Wanted, fetch_through, takes
 from trainer.data.node_cache import NodeCache
 
@@ -285,7 +286,7 @@ def _sealed(model: str, commit: str) -> bool:
     try:
         sizes = json.loads(_note(model, commit).read_text())
         return hub.is_whole(folder) and all((folder / file).stat().st_size == size for file, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
+    except (OSError, *UNREADABLE):
         return False
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from dropforge.json_objects import UNREADABLE
 from dropforge.store import of_client
 from trainer.data.node_cache import NodeCache
 
@@ -212,7 +213,7 @@ def _read(note: Path, name: str) -> tuple[dict[str, Kept], bool]:
         if values["schema"] != SCHEMA or values["name"] != name or not all(map(takes, files)):
             return {}, False
         return files, bool(files) and values["whole"] is True
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         return {}, False
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from dropforge import layout, rollback
 from dropforge.moves import moving
 from dropforge.settings import from_env
+from dropforge.store import Store
 from dropforge_airflow import connection, lineage
 from dropforge_airflow.alerts import texts
 from dropforge_airflow.alerts.callbacks import where
@@ -37,20 +38,29 @@ def choose(families: str, params: Mapping[str, Any] | None = None) -> dict[str, 
             family,
             str(params["alias"]),
             (params.get("version") or "").strip() or None,
-            approved=asked_approval(store, layout.check_family(family), Installation.here(Path(families))) is not None,
+            approved=_is_reviewed(store, family, families),
         )
     log.info("%s of %s: version %s, after version %s", choice.alias, choice.family, choice.version, choice.current)
     return asdict(choice)
 
 
+def _is_reviewed(store: Store, family: str, families: str) -> bool:
+    """Whether people approve of the family's models, as it stands now."""
+    return asked_approval(store, layout.check_family(family), Installation.here(Path(families))) is not None
+
+
 def move(
     chosen: dict[str, Any],
+    families: str,
     params: Mapping[str, Any] | None = None,
     dag_run: Any = None,
     outlet_events: Any = None,
     **context: Any,
 ) -> str:
-    """The task: move the alias, and tell who listens to the models. :returns: the version that holds it now."""
+    """The task: move the alias, and tell who listens to the models. :returns: the version that holds it now.
+
+    :param families: as of `choose`; the family may have reviewers since.
+    """
     from dropforge_airflow.assets import MODELS
 
     assert params is not None
@@ -61,7 +71,8 @@ def move(
     store = connection.open_store(settings.bucket)
     with no_retry():
         hold = moving(store, choice.family, f"rollback {getattr(dag_run, 'run_id', '')}")
-        moved = rollback.move(settings.tracking_uri, choice, reason, by, hold)
+        approved = _is_reviewed(store, choice.family, families)
+        moved = rollback.move(settings.tracking_uri, choice, reason, by, hold, approved=approved)
     lineage.tell(lambda: _moved(settings.tracking_uri, choice))
     log.info(
         "Version %s of %s is %s %s: %s",

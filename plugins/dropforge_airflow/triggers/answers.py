@@ -13,7 +13,8 @@ from kubeflow_training.state_mismatch import reach
 class AnswerTrigger(BaseTrigger):
     """Tells once whether the task's question has been answered. A worker cannot ask Airflow that; a triggerer can.
 
-    The event is a dictionary: `answered`, and if so `chosen_options`, `by` (a user's name, or None), `at` (ISO 8601).
+    The event is a dictionary: `answered`, and if so `chosen_options`, `by` and `id` (a user's name and id, or None),
+    `at` (ISO 8601).
 
     :param task_instance_id: which has the question.
     :param not_before: Unix time before which no event comes, see `state_mismatch.first_event_at`.
@@ -44,6 +45,7 @@ class AnswerTrigger(BaseTrigger):
             event |= {
                 "chosen_options": list(shown.chosen_options or []),
                 "by": None if user is None else str(user.name or user.id),
+                "id": None if user is None else str(user.id),
                 "at": shown.responded_at.isoformat(),
             }
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
