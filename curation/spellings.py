@@ -235,6 +235,17 @@ def is_inexact(value: Any) -> bool:
 _EXACT: Final = 2.0**53
 
 
+def dated(rows: Mapping[str, int]) -> dict[str, int]:
+    """Return labels that are a day and a month, or a month and a year, as Excel writes what it takes for a date
+    (`5-Jan` of 1-5, `1-Mar` of a gene), with their rows, where others are none. :param rows: of each label."""
+    found = {label: count for label, count in rows.items() if _EXCEL_DATE.fullmatch(label.strip().lower())}
+    return found if len(found) < len(rows) else {}
+
+
+_MONTH: Final = r"(?:jan|feb|m[aä]r|mrz|apr|ma[iy]|jun|jul|aug|sep|o[kc]t|nov|de[cz])"
+_EXCEL_DATE: Final = re.compile(rf"\d{{1,2}}(?:-|\. ?| ){_MONTH}|{_MONTH}[-. ]\d\d")
+
+
 def is_rounded(name: str) -> bool:
     """Return whether Excel has rounded a number so: names of several values may be one."""
     return name[-4:-2] == "E+" and _ROUNDED.fullmatch(name) is not None
@@ -288,8 +299,17 @@ def _folded(label: str) -> str:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        return _BETWEEN.sub("", _BESIDE.sub(r"\1", text))
+        if _MEASURE.fullmatch(text):
+            text = _AMOUNT.sub(_plain, _AROUND_SIGNS.sub(r"\1", text))
+        return _PADDED.sub("", _BETWEEN.sub("", _BESIDE.sub(r"\1", text)))
     return repr(number + 0) if abs(number) < _EXACT else str(int(Decimal(written)))
+
+
+def _plain(found: re.Match[str]) -> str:
+    """A number within a label in one spelling: 1,000 as 1000, 10.00 as 10, 5,50 as 5.5."""
+    number = found[0]
+    number = number.replace(",", "" if _GROUPED.fullmatch(number) else ".")
+    return f"{Decimal(number).normalize():f}" if number.count(".") < 2 else number
 
 
 def _bare(text: str) -> str:
@@ -344,8 +364,19 @@ _SAID: Final = re.compile(
 _STOPS: Final = " .,;:/"
 _ENDS: Final = frozenset(")]}>\"'*`")
 _BESIDE: Final = re.compile(r"\s{0,3}([/,:;>|&])\s{0,3}")
+#: An amount or a range of two, with a sign, unit or word: 10.00%, $1,000, >= 50K, 18 - 24 years.
+_DIGITS: Final = r"\d{1,20}(?:[.,]\d{1,20}){0,6}"
+_SIDE: Final = rf"[$€£¥]?\s?{_DIGITS}\s?[%€$£¥+]?"
+_MEASURE: Final = re.compile(rf"[<>=~]{{0,2}}\s?{_SIDE}(?:\s?-\s?{_SIDE})?(?:\s?[^\W\d_]+)?")
+_AROUND_SIGNS: Final = re.compile(r"\s*([<>=~$€£¥%+-])\s*")
+_AMOUNT: Final = re.compile(_DIGITS)
+_GROUPED: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_PADDED: Final = re.compile(r"(?<=[^\W\d_])0+(?=[1-9])")
 _LAYERS: Final = 3
-_PLAINER: Final = str.maketrans({"\u2212": "-", "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'})
+_DASHES: Final = dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
+_PLAINER: Final = str.maketrans(
+    {**_DASHES, "≥": ">=", "≤": "<=", "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'}
+)
 
 
 def _way(label: str, small: Collection[str]) -> str:

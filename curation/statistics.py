@@ -17,6 +17,7 @@ from curation.spellings import (
     TRUTHS,
     alike,
     called_alike,
+    dated,
     made_of_others,
     numbers_and_names,
     truths_among,
@@ -59,7 +60,8 @@ class Statistics:
     :param shown: labels that are a list, object, tuple or bytes as Python shows it, or a text as JSON does.
     :param alike_names: `sources` and `groups` that may be one value, where there are no more than labels may be.
     :param more_alike: groups of labels, sources or groups that may be one value, beyond those that are shown.
-    :param unset_names: `sources` and `groups` that may be a missing one.
+    :param unset_names: `sources` and `groups` that may be a missing one. :param dated: `labels`, `sources` and `groups`
+        that Excel may have made dates of.
     :param misnamed: sources that the recipe names and no row has, with the one that may be meant, or "".
     :param merged: files in which each row with a group has one of its own, and as many or more have none, with both
         numbers, as sheets with merged cells are.
@@ -104,6 +106,7 @@ class Statistics:
     alike_names: dict[str, list[dict[str, int]]] = field(default_factory=dict)
     more_alike: dict[str, int] = field(default_factory=dict)
     unset_names: dict[str, dict[str, int]] = field(default_factory=dict)
+    dated: dict[str, dict[str, int]] = field(default_factory=dict)
     shown: dict[str, int] = field(default_factory=dict)
     misnamed: dict[str, str] = field(default_factory=dict)
     several: dict[str, int] = field(default_factory=dict)
@@ -224,6 +227,7 @@ def measure(
         alike_names={name: same[name][:TOLD] for name in names},
         more_alike={name: len(found) - TOLD for name, found in same.items() if len(found) > TOLD},
         unset_names={name: lost for name, found in names.items() if (lost := unset(found))},
+        dated={name: days for name, found in {"labels": known, **names}.items() if (days := dated(found))},
         misnamed=dict(absent[:TOLD]),
         revised=_revised(tables, files),
         known_labels=known if before is not None and len(known) <= _KNOWN else {},

@@ -62,6 +62,8 @@ def _of_spellings(statistics: Statistics) -> Iterator[str]:
     for name, lost in statistics.unset_names.items():
         of_one = ", and the rows of each are on one side of the split" if name == "groups" else ""
         yield f"{name}: programs write so what is missing{of_one}: {_counted(lost)}"
+    for name, days in statistics.dated.items():
+        yield f"{name}: Excel writes so what it takes for a date; import the column as text: {_counted(days)}"
     if statistics.shown:
         yield f"labels: as Python shows a list, object, tuple or bytes, or JSON a text: {_counted(statistics.shown)}"
     if statistics.several:

@@ -24,7 +24,16 @@ from curation.gate import checks
 from curation.identity import document
 from curation.mapping import Columns
 from curation.reasons import Reason, RejectError
-from curation.spellings import alike, made_of_others, mixed_truths, numbers_and_names, truths_among, unset, value_name
+from curation.spellings import (
+    alike,
+    dated,
+    made_of_others,
+    mixed_truths,
+    numbers_and_names,
+    truths_among,
+    unset,
+    value_name,
+)
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -271,7 +280,16 @@ def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_sc
         ["7", '="7"', '="07"'],
         ["__label__up", "up"],
         ["1,000", "1000", "1000.0"],
-        ["50%", "50 %"],
+        ["50%", "50 %", "50.0%", "50.00 %"],
+        ["18-24", "18\u201324", "18 - 24"],
+        ["18-24 years", "18\u201324 years"],
+        ["1,000-5,000", "1000-5000"],
+        ["$1,000", "$1000", "$ 1000.00"],
+        ["5 \u20ac", "5,00 \u20ac"],
+        [">=50K", ">= 50K", "\u226550K"],
+        ["<5 %", "< 5%"],
+        ["65+", "65 +"],
+        ["Level 1", "Level 01", "level_1"],
         ["2026-01-02 12:00:00", "2026-01-02T12:00:00Z", "2026-01-02T12:00:00.000+00:00", "2026-01-02 12:00:00 UTC"],
         ["2026-01-02 12:00:00.5", "2026-01-02T12:00:00.500Z"],
         ["up", "up.", "**Up**", "`up`", "Label: up", "label: **Up**.", "<label>up</label>", "#up", "\u201cup\u201d"],
@@ -311,6 +329,23 @@ def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_sc
     ]
     others += ["1.5", "0", "1:30", "1 day", "spam", "spam - it sells", "2 = b"]
     others += ["A*", "C#", "A. Smith", "B. Smith", "1. League", "2. League", "net", ".net", "1, 2", "9:30", "930", "5!"]
+    others += [
+        "18-25",
+        "1825",
+        "10%",
+        "1%",
+        "$5",
+        "5$",
+        "5 kg",
+        "5 g",
+        ">5",
+        "<5",
+        ">=5",
+        "E10",
+        "E1",
+        "1.2.3",
+        "1.23 x",
+    ]
     others += ["'", "''", "**", "#", "12345678901234567890", "12345678901234567891", "1.2", "123"]  # ids are no floats
     others += ["2026-01-02", "2026-01-02 12:00:01", "2026-01-02T12:00:01+02:00", "2026-01-02 12:00:10", "2,50", "250"]
     assert alike(dict.fromkeys(others, 1)) == []
@@ -323,6 +358,18 @@ def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_sc
         (["-1", "1", "2", "3"], None),
     ):
         assert unset(dict.fromkeys(labels, 1)) == ({missing: 1} if missing else {})
+
+
+def test_what_excel_has_taken_for_dates_is_told(make: Make, store: FolderStore) -> None:
+    labels = ["5-Jan", "10-Jun", "18-24", "25-34"]
+    card = json.loads(store.get(make({"a.jsonl": lines(label=labels * 3)}, **CLASSES).files["card_json"]))
+    told = (
+        "labels: Excel writes so what it takes for a date; import the column as text: 10-Jun (3 rows), 5-Jan (3 rows)"
+    )
+    assert told in card["warnings"]
+    for days in (["1-Mar", "2-Sep"], ["05. Jan", "Mrz 18"], ["Oct-15", "Dez 01"]):
+        assert dated(dict.fromkeys([*days, "TP53"], 1)) == dict.fromkeys(days, 1)
+    assert dated(dict.fromkeys(["1-Mar", "2-Sep"], 1)) == dated(dict.fromkeys(["Mar", "may 5", "1-March"], 1)) == {}
 
 
 def test_labels_that_are_several_of_the_others_or_their_numbers_are_told(make: Make, store: FolderStore) -> None:
