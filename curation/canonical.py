@@ -255,7 +255,7 @@ def _messages(fields: Mapping[str, Any], text_column: str, nulls: bool) -> tuple
         return None, (text_column,)
     for name in LISTS:
         value = fields.get(name)
-        if value is not None and not _is_number(value):
+        if value is not None and not _is_name(value):
             return _with_system(_parse_list(value, name, nulls), (name,), fields)
     half = None
     for asked, answered in PAIRS:
@@ -266,8 +266,11 @@ def _messages(fields: Mapping[str, Any], text_column: str, nulls: bool) -> tuple
     return (None, (text_column,)) if half is None else _pair(fields, *half, nulls)
 
 
-def _is_number(value: Any) -> bool:
-    """Whether a column called as those of conversations says how many turns there are, or which conversation it is."""
+def _is_name(value: Any) -> bool:
+    """Whether a column called as those of conversations says how many turns there are, or which conversation it is, as
+    `{"id": ...}` in OpenAI's Responses."""
+    if isinstance(value, dict):
+        return value.keys() == {"id"} and not isinstance(value["id"], list)
     return isinstance(value, int | float) or (isinstance(value, str) and value.isdecimal())
 
 
@@ -365,6 +368,8 @@ def _side(value: Any, name: str, role: str, nulls: bool) -> list[Message]:
         return [(role, value, None)]
     if told := shapes.column(value, name):
         raise RejectError(Reason.BAD_FIELD, told)
+    if isinstance(value, dict) and isinstance(value.get("role"), str):  # one message, as Langfuse keeps an answer
+        value = [value]
     if isinstance(value, list) or (isinstance(value, dict) and shapes.objects(value)):
         return _parse_list(value, name, nulls, role == "user")
     content = _text(value, name)

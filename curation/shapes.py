@@ -27,6 +27,11 @@ _OTHERS: Final = {
     ("columns", "index", "data"): f"it is a table as pandas writes it with orient='split': {_LINES}",
     ("custom_id", "body"): "it is a request of OpenAI's batches: write the `messages` of its body with the answer",
     ("custom_id", "response"): "it is an answer of OpenAI's batches: write it behind the `messages` of its request",
+    ("custom_id", "params"): "it is a request of Anthropic's batches: write its `messages` with the answer",
+    ("custom_id", "result"): "it is an answer of Anthropic's batches: write it behind the `messages` of its request",
+    ("fields", "responses"): "it is a record of Argilla: write what is in its `fields` as columns, with the response",
+    ("attributes.llm.input_messages",): "it is a span of Phoenix: write its messages with `role` and `content` as the "
+    "list `messages`, the output's as the last one",
     ("data", "annotations"): _LABELS,
     ("data", "completions"): _LABELS,
     ("question", "answers"): f"`answers` {_SQUAD}",

@@ -87,6 +87,9 @@ SAID = [{"role": "system", "content": "s"}, *CHAT]
         ({"turns": [{"user": "q", "assistant": "a"}] * 2}, TALK * 2, ()),
         ({"prompt": "q", "completion": "a", "turns": 2, "dialog": False}, TALK, ("turns", "dialog")),
         ({"prompt": "q", "completion": "a", "conversation": "17"}, TALK, ("conversation",)),  # as CSV has numbers
+        # OpenAI's Responses; and Langfuse, which keeps an answer as one message.
+        ({"input": "q", "output": "a", "conversation": {"id": "c"}}, TALK, ("conversation",)),
+        ({"input": [{"role": "user", "content": "q"}], "output": {"role": "assistant", "content": "a"}}, TALK, ()),
         ({"turns": [{"instruction": "q", "input": "x", "output": "a"}]}, [("user", "q\n\nx"), TALK[1]], ()),
     ],
 )  # fmt: skip

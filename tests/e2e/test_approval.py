@@ -79,10 +79,8 @@ def test_a_yes_moves_the_alias_and_stands_everywhere(stack: Stack, promoted: str
         assert f"{AIRFLOW_USER} said yes at " in text
 
 
-def test_a_clear_asks_again(stack: Stack, promoted: str) -> None:
+def test_a_clear_asks_nobody_again_about_the_champion(stack: Stack, promoted: str) -> None:
     stack.clear(promoted, "champion")  # and so its job of evaluation, `decide`, the question and the version
-    asked(stack, promoted)
-    stack.connection.airflow.answer(FINETUNE, promoted, "approve", "Promote")
     assert stack.end(promoted) == "success"
     (tracked,) = stack.tracked(promoted)
     assert stack.champion(FAMILY) == tracked.data.tags[tracking.TAG_VERSION]
@@ -115,13 +113,25 @@ def test_only_who_is_named_may_answer_and_a_run_that_waits_can_be_cancelled(
     assert stack.connection.store.stat(layout.turn_key(OTHER)) is None
 
 
+def test_a_clear_asks_those_who_are_named_now(stack: Stack, samples: dict[int, dict[str, Path]]) -> None:
+    run = ask_again(stack, "three", samples[2], people=["somebody-else"])
+    recipe = merge(yaml.safe_load(RECIPE), {"promote": {"approval": {"people": [AIRFLOW_USER]}}})
+    family_recipe.write(stack.connection.store, OTHER, recipe, None, "ann")
+    stack.clear(run, "approve")
+    asked(stack, run)
+    stack.connection.airflow.answer(FINETUNE, run, "approve", "Promote")
+    assert stack.end(run) == "success"
+    (tracked,) = stack.tracked(run)
+    assert stack.champion(OTHER) == tracked.data.tags[tracking.TAG_VERSION]
+
+
 def test_silence_is_what_the_recipe_says_it_is(stack: Stack, samples: dict[int, dict[str, Path]]) -> None:
     run = ask_again(stack, "two", samples[1], deadline_hours=0.01)
     assert stack.end(run) == "success"
     (tracked,) = stack.tracked(run)
     assert "no one answered by " in tracked.data.tags[tracking.TAG_VERDICT]
-    assert tracked.data.tags[tracking.TAG_VERSION] == "1"
-    assert stack.champion(OTHER) is None
+    assert tracked.data.tags[tracking.TAG_VERSION] == "2"
+    assert stack.champion(OTHER) == "1"
 
 
 def test_a_no_in_the_terminal_keeps_the_champion_and_is_asked_again_after_a_clear(
