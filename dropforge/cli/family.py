@@ -63,7 +63,8 @@ def set_recipe(
 ) -> None:
     """Set the recipe that a family's drops are trained with from now on.
 
-    It is merged over the preset of DROPFORGE_PRESET here, if that is set. Runs that have begun keep theirs, but for the people who approve.
+    It is merged over the preset of DROPFORGE_PRESET here, if that is set. Runs that have begun keep theirs, but for
+    the people who approve.
     """
     values = read_named(recipe)
     preset = default_preset()

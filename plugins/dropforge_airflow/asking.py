@@ -156,7 +156,8 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         :param user: id of who chose; None if nobody did in time.
         :raises AirflowFailException: if who answered is not among those who are asked.
         """
-        asked = context["task_state_store"].get(_QUESTION) or {}
+        store: Any = context["task_state_store"]
+        asked = store.get(_QUESTION) or {}
         if user is None:
             return bool(asked.get("silence", list(chosen) == [self.options[0]]))
         if (people := asked.get("people")) and user not in people:
