@@ -13,7 +13,7 @@ from dropforge_airflow.tasks import promote, turn
 from dropforge_airflow.tasks.opened import Opened
 from dropforge_airflow.tasks.run import open_run
 
-from dropforge import gangs, layout, tracking
+from dropforge import family_recipe, gangs, layout, tracking
 from dropforge.gangs import Gang
 from dropforge.recipes import load_recipe
 from dropforge.tracking import Champion
@@ -67,7 +67,7 @@ def test_the_gates_table_is_what_mlflow_shows(
     first = opened_run(yard, 1)
     measured(yard, first, None)
     assert promote.decide(first)["promote"]
-    assert promote.register(first, events, **context)["version"] == "1"
+    assert promote.register(first, outlet_events=events, **context)["version"] == "1"
 
     second = opened_run(yard, 2)
     evaluation = measured(yard, second, "1")
@@ -87,7 +87,7 @@ def test_the_gates_table_is_what_mlflow_shows(
     table = Path(mlflow.download_artifacts(second["mlflow_run"], "verdict.md", str(tmp_path))).read_text()
     assert narrow(table).count("| yes |") == len(checks)
 
-    listed = promote.register(second, events, **context)
+    listed = promote.register(second, outlet_events=events, **context)
     assert (listed["version"], listed["promoted"], listed["previous"]) == ("2", True, "1")
     assert listed["reason"] == decided[0]["reason"]
     link = run.data.tags[tracking.TAG_COMPARE]
@@ -98,6 +98,14 @@ def test_the_gates_table_is_what_mlflow_shows(
     assert f"[Candidate and champion side by side]({link})" in summary
     assert f"[Candidate and champion side by side]({link})" in table
     assert yard.store.stat(layout.move_key("fam")) is None
+
+    # Cleared after the family has reviewers: the champion stays, and nobody was asked about it.
+    family_recipe.write(yard.store, "fam", {"extends": "tiny", "promote": {"approval": {}}}, "tiny", "ann")
+    again = promote.register(second, outlet_events=events, **context)
+    assert again == listed
+    promote.report(second, again)
+    assert "awaiting approval" not in yard.store.get(f"{layout.run_prefix(second['run'])}summary.md").decode()
+    assert not promote.register(first, outlet_events=events, **context)["promoted"]
 
 
 def test_a_champions_age_is_that_of_its_registration() -> None:

@@ -33,8 +33,7 @@ def question(opened: Opened, families: str | None = None) -> Question | str:
             return f"No approval is asked for: {verdict.reason}"
         pair = Pair.of(report, evaluation)
         alias = spec.recipe["promote"]["alias"]
-        holder = tracking.champion(from_env().tracking_uri, spec.family, alias)
-        if holder is not None and (holder.run, holder.digest) == (spec.run, pair.candidate):
+        if (holder := promote.holder(from_env().tracking_uri, spec, pair)) is not None:
             return (
                 f"Version {holder.version} is {alias} already, so no one is asked again. "
                 f"`{tracking.rollback_command(spec.family, alias)}` takes it back"

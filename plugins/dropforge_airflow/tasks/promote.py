@@ -35,7 +35,7 @@ from dropforge_airflow.tasks.wall import wall_lines, whole_wall
 if TYPE_CHECKING:
     from dropforge.promotion import Verdict
     from dropforge.run import RunSpec
-    from dropforge.tracking import Registered
+    from dropforge.tracking import Champion, Registered
 
 log = logging.getLogger(__name__)
 
@@ -128,8 +128,17 @@ def approval_of(store: Store, spec: RunSpec, families: str | None) -> Approval |
     :raises DropforgeError: if the family's recipe cannot be used.
     """
     installation = Installation.here(None if families is None else Path(families))
-    asked = asked_approval(store, spec.family, installation) or spec.recipe["promote"].get("approval")
+    of_family = asked_approval(store, spec.family, installation)
+    asked = spec.recipe["promote"].get("approval") if of_family is None else of_family
     return None if asked is None else Approval.model_validate(asked)
+
+
+def holder(tracking_uri: str, spec: RunSpec, pair: approval.Pair) -> Champion | None:
+    """The version that holds the alias, if it is this candidate's."""
+    from dropforge import tracking
+
+    found = tracking.champion(tracking_uri, spec.family, spec.recipe["promote"]["alias"])
+    return found if found is not None and (found.run, found.digest) == (spec.run, pair.candidate) else None
 
 
 def register(opened: Opened, families: str | None = None, outlet_events: Any = None, **context: Any) -> Listed:
@@ -144,6 +153,11 @@ def register(opened: Opened, families: str | None = None, outlet_events: Any = N
     store = connection.open_store(settings.bucket)
     with no_retry():
         spec, evaluation, report, verdict = judge(store, opened, families)
+        pair = approval.Pair.of(report, evaluation)
+        unasked = approval.read(store, spec.run, pair) is None
+        if not verdict.promote and unasked and holder(settings.tracking_uri, spec, pair) is not None:
+            # Nobody is asked about the champion, also where the family has reviewers by now.
+            verdict = judge(store, opened, person=False)[3]
         alias = spec.recipe["promote"]["alias"]
         listed = tracking.register(
             settings.tracking_uri,
@@ -192,6 +206,8 @@ def report(
     settings = from_env()
     store = connection.open_store(settings.bucket)
     spec, evaluation, measured, verdict = judge(store, opened, families)
+    if listed["promoted"] and not verdict.promote:  # the family has reviewers since
+        verdict = judge(store, opened, person=False)[3]
     wall = whole_wall(opened.get("opened_at"), trained, measured.get("wall") or {})
     version = evaluation.get("champion_version")
     link = version and tracking.side_by_side(settings.tracking_uri, opened["mlflow_run"], spec.family, str(version))
