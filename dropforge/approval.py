@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -65,11 +65,14 @@ def said(yes: bool, by: str | None, at: str) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """:param by: the user; None if the deadline passed. :param at: when, as ISO 8601 in UTC."""
+    """:param by: the user; None if the deadline passed. :param at: when, as ISO 8601 in UTC. :param id: of the user;
+    None if the deadline passed, or an older version kept it.
+    """
 
     promote: bool
     by: str | None
     at: str
+    id: str | None = None
 
     @property
     def told(self) -> str:
@@ -82,7 +85,7 @@ def read(store: Store, run: str, pair: Pair) -> Answer | None:
     def answer(kept: Mapping[str, Any]) -> Answer | None:
         if (kept["candidate"], kept["champion"]) != (pair.candidate, pair.champion):
             return None  # a key holds a part of the digest only
-        return typed(Answer(kept["promote"], kept["by"], str(kept["at"])))
+        return typed(Answer(kept["promote"], kept["by"], str(kept["at"]), kept.get("id")))
 
     try:
         return read_as(store, layout.approval_key(run, pair.candidate, pair.champion), answer, _MEND)
@@ -96,10 +99,18 @@ def write(store: Store, run: str, pair: Pair, answer: Answer) -> None:
     store.put(layout.approval_key(run, pair.candidate, pair.champion), body.encode())
 
 
-def answered(verdict: Verdict, answer: Answer | None) -> Verdict:
-    """The verdict with the person's word as its last check. Of a candidate that failed, nobody is asked."""
+def answered(verdict: Verdict, answer: Answer | None, *, people: Collection[str] = (), silence: bool = True) -> Verdict:
+    """The verdict with the person's word as its last check. Of a candidate that failed, nobody is asked.
+
+    :param people: ids of those who may answer, none for all. :param silence: whether no answer may be a yes. Both as
+        they are now: a question may be older.
+    """
     if not verdict.promote:
         return verdict
     passed = answer is not None and answer.promote
     reason = "awaiting approval" if answer is None else answer.told
+    if answer is not None and answer.promote and answer.by is None and not silence:
+        passed, reason = False, f"awaiting approval: {answer.told}, and by now it counts as no"
+    if answer is not None and people and answer.id is not None and answer.id not in people:
+        passed, reason = False, f"awaiting approval: {answer.told}, and {', '.join(people)} are asked by now"
     return Verdict(passed, (*verdict.checks, Check(NAME, None, None, passed, reason)))

@@ -251,7 +251,13 @@ def _claimed(store: Store, family: str, drop_id: str, counter: int = 1) -> dict[
 def run_of(store: Store, family: str, claimed: Mapping[str, Any]) -> str | None:
     """The run behind what a claim says, that of its batch if the drop is part of one; None if there is none yet."""
     if claimed.get("batch") is not None:
-        return owner_of(store, family, str(claimed["batch"]))
+        batch = _claimed(store, family, str(claimed["batch"]), 1)
+        if batch is None:
+            return None
+        if batch.get("batch") is not None:
+            thing = f"claim {layout.claim_key(family, str(claimed['batch']), 1)}"
+            raise UnreadableError(thing, "it says that a batch is part of another one", _MEND)
+        claimed = batch
     return None if claimed.get("because") is not None else str(claimed["owner"])
 
 

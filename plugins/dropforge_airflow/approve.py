@@ -31,5 +31,5 @@ class ApproveOperator(AskPersonOperator):
     def tell(self, text: str) -> None:
         approval.tell_asked(self.opened, text)
 
-    def take(self, about: str, *, yes: bool, by: str | None, at: datetime) -> str:
-        return approval.take_answer(self.opened, about, self.families, promoted=yes, by=by, at=at)
+    def take(self, about: str, *, yes: bool, by: str | None, at: datetime, user: str | None) -> str:
+        return approval.take_answer(self.opened, about, self.families, promoted=yes, by=by, at=at, user=user)

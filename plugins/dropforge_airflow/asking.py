@@ -71,6 +71,7 @@ class Answered(TypedDict):
     yes: bool
     by: str | None
     at: str
+    user: NotRequired[str | None]
 
 
 class AskPersonOperator(ResumableTask, HITLOperator):
@@ -98,11 +99,12 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         """Show in MLflow that the run waits for a person."""
         raise NotImplementedError
 
-    def take(self, about: str, *, yes: bool, by: str | None, at: datetime) -> str:
+    def take(self, about: str, *, yes: bool, by: str | None, at: datetime, user: str | None) -> str:
         """Keep the answer, and show it in MLflow; in one line. It may be called again with the same answer.
 
         :param about: of its question; empty if an older version asked.
-        :param by: None if nobody answered in time.
+        :param by: name of who answered; None if nobody did in time. :param user: the id, if an older version did not
+            keep the answer.
         """
         raise NotImplementedError
 
@@ -132,8 +134,9 @@ class AskPersonOperator(ResumableTask, HITLOperator):
             return self.execute_complete(context, event)
         if event["answered"]:
             at = datetime.fromisoformat(event["at"])
-            yes = self._said(context, event["chosen_options"], event.get("id") or event["by"])
-            return self._take(self._kept(context, yes=yes, by=event["by"], at=at))
+            user = event.get("id") or event["by"]
+            yes = self._said(context, event["chosen_options"], user)
+            return self._take(self._kept(context, yes=yes, by=event["by"], at=at, user=user))
         until = datetime.fromisoformat(cast("AskedQuestion", context["task_state_store"].get(_QUESTION))["until"])
         self.log.info("The question of an earlier try is not answered yet, and is open until %s", f"{until:%FT%TZ}")
         self.note_wait(context)
@@ -145,10 +148,10 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         """Take the answer, or the default at the deadline."""
         super().execute_complete(context, event)
         user = event.get("responded_by_user")
-        user = None if event.get("timedout") else user
-        yes = self._said(context, event["chosen_options"], user and str(user["id"]))
-        by = None if not user else str(user["name"] or user["id"])
-        return self._take(self._kept(context, yes=yes, by=by, at=event["responded_at"]))
+        user = None if event.get("timedout") or not user else str(user["id"])
+        by = None if user is None else str(event["responded_by_user"]["name"] or user)
+        yes = self._said(context, event["chosen_options"], user)
+        return self._take(self._kept(context, yes=yes, by=by, at=event["responded_at"], user=user))
 
     def _said(self, context: Context, chosen: Sequence[str], user: str | None) -> bool:
         """Whether it was a yes. Airflow may have shown the question of before a clear, with its people and its default.
@@ -194,7 +197,7 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         super().execute(context)
         raise AssertionError("the operator above parks the task")
 
-    def _kept(self, context: Context, *, yes: bool, by: str | None, at: datetime) -> Answered:
+    def _kept(self, context: Context, *, yes: bool, by: str | None, at: datetime, user: str | None) -> Answered:
         """Keep an answer first of all: bucket or MLflow may be away, and Airflow gives it to one try only."""
         store: Any = context["task_state_store"]
         asked = store.get(_QUESTION) or {}  # what an older version asked was not kept
@@ -204,12 +207,14 @@ class AskPersonOperator(ResumableTask, HITLOperator):
             yes=yes,
             by=by,
             at=at.astimezone(UTC).isoformat(),
+            user=user,
         )
         keep(store, _ANSWER, dict(answer))
         return answer
 
     def _take(self, answer: Answered) -> Asked:
-        told = self.take(answer["about"], yes=answer["yes"], by=answer["by"], at=datetime.fromisoformat(answer["at"]))
+        at = datetime.fromisoformat(answer["at"])
+        told = self.take(answer["about"], yes=answer["yes"], by=answer["by"], at=at, user=answer.get("user"))
         self.log.info("%s", told)
         return Asked(asked=True, told=told)
 

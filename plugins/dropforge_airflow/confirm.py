@@ -30,7 +30,8 @@ class ConfirmOperator(AskPersonOperator):
     def tell(self, text: str) -> None:
         confirm.tell_asked(self.opened, text)
 
-    def take(self, about: str, *, yes: bool, by: str | None, at: datetime) -> str:  # noqa: ARG002 - a run has one plan
+    # A run has one plan, and whom to ask about it.
+    def take(self, about: str, *, yes: bool, by: str | None, at: datetime, user: str | None) -> str:  # noqa: ARG002
         told = confirm.take_answer(self.opened, start=yes, by=by, at=at)
         confirm.require_yes(self.opened)
         return told

@@ -15,7 +15,7 @@ from uuid import UUID
 _Scope = MutableMapping[str, Any]
 _App = Callable[[_Scope, Any, Any], Awaitable[None]]
 
-#: Where a task asks, whatever Airflow is mounted under.
+#: Where a task asks, below what Airflow is mounted under.
 _ASKED: Final = re.compile(r"/execution/hitlDetails/([0-9a-fA-F-]{32,36})/?")
 _CREATED: Final = 201
 _OURS: Final = "dropforge_"
@@ -31,7 +31,9 @@ class FreshQuestions:
         self._app = app
 
     async def __call__(self, scope: _Scope, receive: Any, send: Any) -> None:
-        asked = _ASKED.search(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        asks = scope["type"] == "http" and scope["method"] == "POST"
+        # The whole of the path: names of runs, which people choose, may hold such a piece.
+        asked = _ASKED.fullmatch(scope["path"].removeprefix(scope.get("root_path", ""))) if asks else None
         if asked is None:
             await self._app(scope, receive, send)
             return

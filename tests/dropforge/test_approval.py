@@ -37,6 +37,22 @@ def test_the_word_is_the_last_check(answer: Answer | None, promote: bool, reason
     assert f"| approved | - | - | {'yes' if promote else 'no'} | {reason} |" in narrow(verdict.as_markdown())
 
 
+@pytest.mark.parametrize(
+    ("answer", "promote"),
+    [
+        (Answer(True, "Ann", AT, "7"), True),
+        (Answer(True, "ann", AT), True),  # as an older version kept it
+        (Answer(True, "Bob", AT, "8"), False),
+        (Answer(True, None, AT), False),
+        (Answer(False, "Ann", AT, "7"), False),
+    ],
+)
+def test_a_yes_counts_of_those_alone_who_are_asked_by_now(answer: Answer, promote: bool) -> None:
+    verdict = answered(PASSED, answer, people=["7"], silence=False)
+    assert verdict.promote is promote
+    assert answer.told in verdict.reason
+
+
 def test_a_person_s_word_lies_where_no_pod_writes(store: Store) -> None:
     approval.write(store, "run-1", Pair("a" * 64, "3"), Answer(True, "ann", AT))
     confirmation.write(store, "run-1", confirmation.Word(True, "ann", AT), {})

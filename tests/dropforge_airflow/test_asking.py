@@ -60,7 +60,7 @@ class Asker(AskPersonOperator):
     def tell(self, text: str) -> None:
         pass
 
-    def take(self, about: str, *, yes: bool, by: str | None, at: datetime) -> str:
+    def take(self, about: str, *, yes: bool, by: str | None, at: datetime, user: str | None) -> str:
         assert about == self.about
         if self.away:
             self.away -= 1

@@ -41,9 +41,12 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sessio
 
 @pytest.fixture
 def client() -> TestClient:
-    app = FastAPI()
-    app.include_router(hitl.router, prefix="/airflow/execution/hitlDetails")
-    app.dependency_overrides[require_auth] = lambda: None
+    app = FastAPI(root_path="/airflow")
+    execution = FastAPI()
+    execution.include_router(hitl.router, prefix="/hitlDetails")
+    execution.dependency_overrides[require_auth] = lambda: None
+    app.mount("/execution", execution)
+    app.post("/api/runs/{name:path}", status_code=201)(lambda name: name)
     app.add_middleware(FreshQuestions)
     return TestClient(app, raise_server_exceptions=False)
 
@@ -71,10 +74,14 @@ def test_a_question_that_is_asked_again_is_shown_as_it_is_asked(
     assert shown(database, task) == (second if fresh else first)
 
 
-def test_only_the_task_itself_changes_its_question(database: sessionmaker[Session], client: TestClient) -> None:
+def test_only_the_task_itself_changes_its_question(
+    database: sessionmaker[Session], client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     address = f"/airflow/execution/hitlDetails/{TASK}"
     client.post(address, json=asked(TASK, 2, "ann"))
-    client.app.dependency_overrides.clear()  # type: ignore[attr-defined]
+    assert client.post(f"/airflow/api/runs/x{address}", json=asked(TASK, 1)).status_code == 201
+    execution = client.app.routes[-2].app  # type: ignore[attr-defined]
+    monkeypatch.setattr(execution, "dependency_overrides", {})
     assert client.post(address, json=asked(TASK, 1)).status_code >= 400
     assert shown(database, TASK)[0] == "Instead of 2?"
 

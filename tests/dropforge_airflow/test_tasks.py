@@ -170,6 +170,9 @@ def test_a_run_that_is_older_than_its_family_s_reviewers_is_not_promoted_past_th
     file.unlink()
     family_recipe.write(store, "fam", {"extends": "tiny", "promote": {"approval": {"people": ["ann"]}}}, "tiny", "bob")
     assert not promote.judge(store, opened)[3].promote
+    for answer in (approval.Answer(True, "mallory", "now", "mallory"), approval.Answer(True, None, "now")):
+        approval.write(store, opened["run"], approval.Pair("a" * 64, "3"), answer)
+        assert "awaiting approval: " in promote.judge(store, opened)[3].reason
     yes = approval.Answer(True, "ann", "2026-11-24T05:00:00Z")
     approval.write(store, opened["run"], approval.Pair("a" * 64, "3"), yes)
     assert promote.judge(store, opened)[3].promote

@@ -114,7 +114,8 @@ def test_only_who_is_named_may_answer_and_a_run_that_waits_can_be_cancelled(
 
 
 def test_a_clear_asks_those_who_are_named_now(stack: Stack, samples: dict[int, dict[str, Path]]) -> None:
-    run = ask_again(stack, "three", samples[2], people=["somebody-else"])
+    less = {name: path for name, path in samples[2].items() if name.endswith(".jsonl")}  # all would be the same drop
+    run = ask_again(stack, "three", less, people=["somebody-else"])
     recipe = merge(yaml.safe_load(RECIPE), {"promote": {"approval": {"people": [AIRFLOW_USER]}}})
     family_recipe.write(stack.connection.store, OTHER, recipe, None, "ann")
     stack.clear(run, "approve")

@@ -134,7 +134,11 @@ def _flying(store: Store, sent: Sequence[Marker], ahead: Line, pool: ThreadPoolE
     def owner(one: tuple[str, str]) -> str | None:
         # First the marker: with it the event is still to be sent, or was by another intake at this moment.
         waits = store.stat(layout.pending_key(*one)) is not None
-        return _WAITS if waits else ledger.owner_of(store, *one)
+        try:
+            return _WAITS if waits else ledger.owner_of(store, *one)
+        except UnreadableError as error:
+            log.error("A drop of family %s stays in flight: %s", one[0], error)
+            return _WAITS
 
     others = sorted(noted - unclaimed)
     owners = dict(zip(others, pool.map(owner, others), strict=True))

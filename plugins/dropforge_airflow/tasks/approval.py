@@ -78,15 +78,23 @@ def tell_asked(opened: Opened, text: str) -> None:
 
 
 def take_answer(
-    opened: Opened, about: str, families: str | None = None, *, promoted: bool, by: str | None, at: datetime
+    opened: Opened,
+    about: str,
+    families: str | None = None,
+    *,
+    promoted: bool,
+    by: str | None,
+    at: datetime,
+    user: str | None = None,
 ) -> str:
     """Keep a person's word, and show it in MLflow; in one line.
 
     :param about: what the question was about. Pods may have written others into the run's folder since.
+    :param by: who said it, by name. :param user: by id.
     """
     store = connection.open_store(from_env().bucket)
     _, evaluation, report, _ = promote.judge(store, opened, person=False)
-    answer, now = Answer(promoted, by, f"{at:%FT%TZ}"), Pair.of(report, evaluation)
+    answer, now = Answer(promoted, by, f"{at:%FT%TZ}", user), Pair.of(report, evaluation)
     pair = Pair.asked(about) or now
     if pair != now:
         log.warning("The answer is about %s, and the run's folder has %s by now", pair.about, now.about)

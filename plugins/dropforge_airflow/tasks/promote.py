@@ -108,8 +108,9 @@ def judge(
         evaluation.get("champion_days"),
         evaluation.get("shared"),
     )
-    if person and approval_of(store, spec, families) is not None:
-        verdict = approval.answered(verdict, approval.read(store, run, pair))
+    if person and (asked := approval_of(store, spec, families)) is not None:
+        answer, silence = approval.read(store, run, pair), asked.otherwise == "promote"
+        verdict = approval.answered(verdict, answer, people=asked.people, silence=silence)
     return spec, evaluation, report, verdict
 
 

@@ -62,8 +62,12 @@ def by_rules(
             continue
         if family is None or family.intake is None:
             found.append(Ruled(name, its))
-        else:
+            continue
+        try:
             found.append(_ruled(store, name, family, its, now, pool, most))
+        except UnreadableError as error:  # what the ledger has of it: nor do the others wait for that
+            log.error("Drops of family %s wait: %s", name, error)
+            found.append(Ruled(name, ()))
     return found
 
 
