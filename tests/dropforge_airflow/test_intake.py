@@ -106,6 +106,20 @@ def test_a_drop_is_later_than_one_that_came_with_a_clock_a_day_ahead(tmp_path: P
         assert [one.drop for one in taken] == ["tuesday", "wednesday"]
 
 
+@pytest.mark.parametrize("claim", [b"", b'{"owner": "ru', b"null", b"[]", b"itself"])
+def test_a_claim_that_cannot_be_read_holds_up_no_other_family(store: Store, claim: bytes) -> None:
+    arrive(store, upload(store, "bad", "d1"))
+    (key,) = intake(store).keys
+    drop = key.split("/")[3]
+    ledger.claim(store, "bad", drop, "run-1")
+    itself = json.dumps({"owner": "x", "counter": 1, "batch": drop}).encode()
+    store.put(layout.claim_key("bad", drop, 1), itself if claim == b"itself" else claim)
+    for number in range(2):
+        arrive(store, upload(store, f"good{number}", "d1", f'{{"text": "{number}"}}'))
+        assert [name.split("/")[1] for name in intake(store).keys] == [f"good{number}"]
+    assert ("bad", drop) in in_flight.entries(store)
+
+
 def test_the_same_bytes_under_another_name_are_the_same_drop(store: Store) -> None:
     arrive(store, upload(store, "fam", "d1"), upload(store, "fam", "d2"))
     done = intake(store)
