@@ -103,8 +103,8 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         """Keep the answer, and show it in MLflow; in one line. It may be called again with the same answer.
 
         :param about: of its question; empty if an older version asked.
-        :param by: name of who answered; None if nobody did in time. :param user: the id, if an older version did not
-            keep the answer.
+        :param by: name of who answered; None if nobody did in time. :param user: the id; None also if an older version
+            kept the answer.
         """
         raise NotImplementedError
 
@@ -134,9 +134,8 @@ class AskPersonOperator(ResumableTask, HITLOperator):
             return self.execute_complete(context, event)
         if event["answered"]:
             at = datetime.fromisoformat(event["at"])
-            user = event.get("id") or event["by"]
-            yes = self._said(context, event["chosen_options"], user)
-            return self._take(self._kept(context, yes=yes, by=event["by"], at=at, user=user))
+            yes = self._said(context, event["chosen_options"], event.get("id") or event["by"])
+            return self._take(self._kept(context, yes=yes, by=event["by"], at=at, user=event.get("id")))
         until = datetime.fromisoformat(cast("AskedQuestion", context["task_state_store"].get(_QUESTION))["until"])
         self.log.info("The question of an earlier try is not answered yet, and is open until %s", f"{until:%FT%TZ}")
         self.note_wait(context)
