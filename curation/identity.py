@@ -111,7 +111,7 @@ def _answers(row: Row, turns: list[str]) -> list[Answer]:
         own = _hash(("m" + "\x1e".join(said)).encode())
         if before or len(said) > 1:
             name = before[:8] + own[8:] if before else own
-            found.append((name, _UNLEARNED not in beside, past, text))
+            found.append((name, UNLEARNED not in beside, past, text))
         before, past = own, _hash((past or b"") + own)
         said.clear()
     return found
@@ -120,7 +120,7 @@ def _answers(row: Row, turns: list[str]) -> list[Answer]:
 #: What ends a thought in the text of an answer.
 _THOUGHT: Final = "</think>"
 #: What a message has beside it whose text is not learned.
-_UNLEARNED: Final = '"train":false'
+UNLEARNED: Final = '"train":false'
 _CALLS: Final = '"tool_calls"'
 
 

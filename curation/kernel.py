@@ -25,7 +25,7 @@ from curation.encodings import Fallback
 from curation.extras import Extras, scrubbed
 from curation.fingerprint import fingerprints
 from curation.forgotten import Forgotten
-from curation.identity import Answer, kind, labelled, names, rank, salt_bytes, unit
+from curation.identity import UNLEARNED, Answer, kind, labelled, names, rank, salt_bytes, unit
 from curation.pii import make_scrub
 from curation.readers import read
 from curation.reasons import Filtered, Reason, RejectError
@@ -173,7 +173,10 @@ def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
         count_suspects(row, report, labels=labels)
         report.several += one_answer and row.roles.count("assistant") > 1
         if row.beside:  # else they are joined
-            report.apart += ("assistant", "assistant") in pairwise(row.roles)
+            report.apart += any(
+                pair == ("assistant", "assistant") and UNLEARNED not in beside
+                for pair, beside in zip(pairwise(row.roles), row.beside, strict=False)
+            )
         yield named
     if scrub is not None:  # names of columns come from outside as well
         report.unknown = {scrub(name): rows for name, rows in report.unknown.items()}

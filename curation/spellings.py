@@ -237,11 +237,15 @@ _EXACT: Final = 2.0**53
 
 def dated(rows: Mapping[str, int]) -> dict[str, int]:
     """Return labels that are a day and a month, or a month and a year, as Excel writes what it takes for a date
-    (`5-Jan` of 1-5, `1-Mar` of a gene), with their rows, where others are none. :param rows: of each label."""
+    (`5-Jan` of 1-5, `1-Mar` of a gene), with their rows, beside ranges or very many others. :param rows: of each label.
+    """
     found = {label: count for label, count in rows.items() if _EXCEL_DATE.fullmatch(label.strip().lower())}
-    return found if len(found) < len(rows) else {}
+    ranges = any(_RANGE.fullmatch(label.strip()) for label in rows)
+    return found if ranges or len(rows) >= _FEW * len(found) else {}
 
 
+_FEW: Final = 10  # times as many other labels
+_RANGE: Final = re.compile(r"\d+\s?(?:[-\u2013]\s?\d+|\+)")
 _MONTH: Final = r"(?:jan|feb|m[aä]r|mrz|apr|ma[iy]|jun|jul|aug|sep|o[kc]t|nov|de[cz])"
 _EXCEL_DATE: Final = re.compile(rf"\d{{1,2}}(?:-|\. ?| ){_MONTH}|{_MONTH}[-. ]\d\d")
 
@@ -366,9 +370,10 @@ _ENDS: Final = frozenset(")]}>\"'*`")
 _BESIDE: Final = re.compile(r"\s{0,3}([/,:;>|&])\s{0,3}")
 #: An amount or a range of two, with a sign, unit or word: 10.00%, $1,000, >= 50K, 18 - 24 years.
 _DIGITS: Final = r"\d{1,20}(?:[.,]\d{1,20}){0,6}"
-_SIDE: Final = rf"[$€£¥]?\s?{_DIGITS}\s?[%€$£¥+]?"
-_MEASURE: Final = re.compile(rf"[<>=~]{{0,2}}\s?{_SIDE}(?:\s?-\s?{_SIDE})?(?:\s?[^\W\d_]+)?")
-_AROUND_SIGNS: Final = re.compile(r"\s*([<>=~$€£¥%+-])\s*")
+_SIDE: Final = rf"[$€£¥]?\s?{_DIGITS}\s?[km]?[%€$£¥+°]?"
+_WORDS: Final = r"(?:(?:under|over|below|above|less than|more than|up to|at least|at most)\s)?"
+_MEASURE: Final = re.compile(rf"{_WORDS}[<>=~]{{0,2}}\s?{_SIDE}(?:\s?-\s?{_SIDE})?(?:\s?[^\W\d_]+)?")
+_AROUND_SIGNS: Final = re.compile(r"\s*([<>=~$€£¥%°+-])\s*")
 _AMOUNT: Final = re.compile(_DIGITS)
 _GROUPED: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _PADDED: Final = re.compile(r"(?<=[^\W\d_])0+(?=[1-9])")

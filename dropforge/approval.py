@@ -111,6 +111,6 @@ def answered(verdict: Verdict, answer: Answer | None, *, people: Collection[str]
     reason = "awaiting approval" if answer is None else answer.told
     if answer is not None and answer.promote and answer.by is None and not silence:
         passed, reason = False, f"awaiting approval: {answer.told}, and by now it counts as no"
-    if answer is not None and people and answer.id is not None and answer.id not in people:
+    if answer is not None and answer.by is not None and people and (answer.id or answer.by) not in people:
         passed, reason = False, f"awaiting approval: {answer.told}, and {', '.join(people)} are asked by now"
     return Verdict(passed, (*verdict.checks, Check(NAME, None, None, passed, reason)))

@@ -145,8 +145,14 @@ def place(store: Store, drop: Drop) -> Drop:
 
 
 def read(store: Store, family: str, drop_id: str) -> Drop:
-    """The drop as it was entered. :raises MissingObjectError: if it never was. :raises UnreadableError:"""
-    return read_entry(store, layout.ledger_key(family, drop_id))
+    """The drop as it was entered. :raises MissingObjectError: if it never was.
+
+    :raises UnreadableError: if it cannot be read, or is of another family.
+    """
+    found = read_entry(store, key := layout.ledger_key(family, drop_id))
+    if found.family != family:
+        raise UnreadableError(f"object {store.uri}/{key}", f"it is of family {found.family!r:.80}", _MEND_ENTRY)
+    return found
 
 
 def read_entry(store: Store, key: str) -> Drop:

@@ -14,6 +14,7 @@ from trainer.config import Settings
 from trainer.data.balance import LINEAR, PER_WIDTH
 from trainer.data.batch import make_batch
 from trainer.data.chat import tell_left_out
+from trainer.data.mix import unlike_asked
 from trainer.data.plan import Plan
 from trainer.data.proof import Proof, prove
 from trainer.data.template import UNWRITTEN
@@ -358,6 +359,8 @@ def describe(
         if facts.get(key):
             console.say(f"{facts[key]} {text}")
     if told := tell_left_out("evaluation rows", prepared.eval.facts):
+        console.say(told)
+    for told in unlike_asked(plan.mixture()):
         console.say(told)
     if prepared.code.wheel is not None:
         console.say(f"own code: {prepared.code.wheel}")

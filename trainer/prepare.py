@@ -226,6 +226,7 @@ def identity(
     special = {key: str(value) for key, value in tokenizer.special_tokens_map.items()}
     seq2seq = settings.task == "sequence-to-sequence"
     names = (*_CODE, *(["labels"] if labels else []), *(["seq2seq"] if seq2seq else []))
+    side, split = tokenizer.truncation_side, getattr(tokenizer, "split_special_tokens", False)
     return {
         "dataset": spec.dataset_digest,
         "tokenizer": _fingerprint(tokenizer),
@@ -239,6 +240,9 @@ def identity(
         "mix": settings.mix,
         "prompts": None if settings.generation is None else settings.generation.rows,
         "code": hashlib.sha256(b"".join((_DATA / f"{name}.py").read_bytes() for name in names)).hexdigest(),
+        # Of the tokenizer's settings those that are not as nearly all have them.
+        **({"truncation_side": side} if side != "right" else {}),
+        **({"split_special_tokens": True} if split else {}),
         **({"labels": list(labels)} if labels else {}),
         **({"task": settings.task} if seq2seq else {}),
         **({"row_functions": code.rows_facts} if code is not None and code.rows_facts else {}),

@@ -287,6 +287,9 @@ def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_sc
         ["$1,000", "$1000", "$ 1000.00"],
         ["5 \u20ac", "5,00 \u20ac"],
         [">=50K", ">= 50K", "\u226550K"],
+        ["$25K-$50K", "$25K - $50K"],
+        ["Under $25,000", "under $25000"],
+        ["90°", "90 °"],
         ["<5 %", "< 5%"],
         ["65+", "65 +"],
         ["Level 1", "Level 01", "level_1"],
@@ -368,8 +371,14 @@ def test_what_excel_has_taken_for_dates_is_told(make: Make, store: FolderStore) 
     )
     assert told in card["warnings"]
     for days in (["1-Mar", "2-Sep"], ["05. Jan", "Mrz 18"], ["Oct-15", "Dez 01"]):
-        assert dated(dict.fromkeys([*days, "TP53"], 1)) == dict.fromkeys(days, 1)
-    assert dated(dict.fromkeys(["1-Mar", "2-Sep"], 1)) == dated(dict.fromkeys(["Mar", "may 5", "1-March"], 1)) == {}
+        genes = [f"TP{number}" for number in range(18)]
+        assert (
+            dated(dict.fromkeys([*days, *genes], 1))
+            == dated(dict.fromkeys([*days, "65+"], 1))
+            == dict.fromkeys(days, 1)
+        )
+    others = (["1-Mar", "2-Sep"], ["Mar", "may 5", "1-March"], ["Jan-20", "Feb-20", "unknown"])
+    assert [dated(dict.fromkeys(labels, 1)) for labels in others] == [{}] * 3
 
 
 def test_labels_that_are_several_of_the_others_or_their_numbers_are_told(make: Make, store: FolderStore) -> None:

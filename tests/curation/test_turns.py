@@ -393,7 +393,7 @@ def test_text_and_calls_in_messages_of_their_own_are_one_answer(
 @pytest.mark.parametrize(
     "messages",
     [
-        [{**LOOKS, "weight": 0}, call(1)],
+        [LOOKS, {**call(1), "weight": 0}],
         [LOOKS, {**call(1), "reasoning": "It hums."}],
         [call(1), ANSWER],
         [{**LOOKS, "name": "a"}, {**call(1), "name": "b"}],
@@ -407,6 +407,12 @@ def test_answers_that_are_not_one_stay_apart_and_are_counted(
     manifest = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode()})
     warned = json.loads(store.get(manifest.files["card_json"]))["warnings"]
     assert [line for line in warned if line.startswith("a.jsonl: 3 rows have an answer directly behind another")]
+
+
+def test_an_answer_behind_one_that_is_not_learned_is_not_told(make: Make, store: FolderStore) -> None:
+    rows = [chat({**ASK, "content": f"Is {number} on?"}, {**LOOKS, "weight": 0}, ANSWER) for number in range(3)]
+    manifest = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode()})
+    assert "directly behind" not in store.get(manifest.files["card_json"]).decode()
 
 
 def test_a_row_of_very_many_calls_is_read_at_once() -> None:

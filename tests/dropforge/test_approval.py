@@ -41,7 +41,8 @@ def test_the_word_is_the_last_check(answer: Answer | None, promote: bool, reason
     ("answer", "promote"),
     [
         (Answer(True, "Ann", AT, "7"), True),
-        (Answer(True, "ann", AT), True),  # as an older version kept it
+        (Answer(True, "7", AT), True),  # as an older version kept it
+        (Answer(True, "ann", AT), False),
         (Answer(True, "Bob", AT, "8"), False),
         (Answer(True, None, AT), False),
         (Answer(False, "Ann", AT, "7"), False),

@@ -13,7 +13,7 @@ from dropforge.recipes.load import build_recipe
 from dropforge.store import open_store
 from trainer.assembly import make_plan
 from trainer.config import read_settings
-from trainer.data.mix import Mix, make_mix
+from trainer.data.mix import Mix, make_mix, unlike_asked
 from trainer.data.plan import Plan
 from trainer.prepare import await_prepared
 
@@ -88,6 +88,13 @@ def test_shares_asked_and_got_are_told() -> None:
     assert told["b"]["passes_asked"] == told["b"]["passes"] == 2.0
     assert told["c"]["token_share"] == 0
     assert sum(one["token_share"] for one in told.values()) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_source_of_few_packs_that_comes_more_often_than_asked_is_told() -> None:
+    (told,) = unlike_asked(mixed((1.0, 1.0, 0.05)).mixture())
+    assert told.startswith("source c: an epoch goes 0.")
+    assert " times through it, and 0.05 were asked: it takes whole packs of a source" in told
+    assert unlike_asked(mixed((1.0, 2.0, 0.0)).mixture()) == unlike_asked({}) == []
 
 
 def test_a_source_that_is_not_there_is_refused_with_those_that_are() -> None:

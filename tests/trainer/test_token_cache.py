@@ -112,6 +112,22 @@ def test_another_vocabulary_and_another_template_have_tokens_of_their_own(runs: 
     assert runs.tokenised == 4
 
 
+@pytest.mark.parametrize("setting", [{"truncation_side": "left"}, {"split_special_tokens": True}])
+def test_another_setting_of_the_tokenizer_has_tokens_of_its_own(
+    runs: Runs, tmp_path: Path, setting: dict[str, Any]
+) -> None:
+    base = {"model": make_base(tmp_path / "base"), "scratch": None}
+    runs.start("a", base=base)
+    config = tmp_path / "base" / "tokenizer_config.json"
+    before = config.read_text()
+    config.write_text(json.dumps({**json.loads(before), **setting}))
+    runs.start("b", base=base)
+    assert runs.tokenised == 2
+    config.write_text(before)
+    runs.start("c", base=base)
+    assert runs.tokenised == 2
+
+
 def test_one_other_row_is_another_dataset_with_tokens_of_its_own(runs: Runs, toy_rows: dict[str, list[Any]]) -> None:
     first = runs.start("a")
     rows = toy_rows | {"train": [chat("red", "blue"), *toy_rows["train"][1:]]}

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dropforge.errors import DataError
+from dropforge.text import escape
 
 _NAMED: Final = 20  # sources that a message names
+_NEAR: Final = 0.1  # of the passes asked for, by which those of whole packs may differ untold
 
 
 @dataclass(frozen=True)
@@ -51,3 +53,13 @@ def make_mix(
     if not any(passed and count for passed, count in zip(passes, counts.tolist(), strict=True)):
         raise DataError("recipe key `data.mix`", "it leaves nothing to learn from", f"The sources are: {told}")
     return Mix(source, names, passes)
+
+
+def unlike_asked(mixture: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """What is told of sources that an epoch goes through otherwise than asked. :param mixture: of the plan."""
+    return [
+        f"source {escape(name)}: an epoch goes {one['passes']:g} times through it, and {one['passes_asked']:g} were "
+        "asked: it takes whole packs of a source, and at least one; without packing (train.packing) it is as asked"
+        for name, one in sorted(mixture.items())
+        if abs(one["passes"] - one["passes_asked"]) > _NEAR * one["passes_asked"]
+    ]

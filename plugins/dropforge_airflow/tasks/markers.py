@@ -39,7 +39,7 @@ class Marker:
         try:
             times, last = int(self.note.get("times", 0)), self.note.get("last")
             return Nudged(times, datetime.fromisoformat(last) if last is not None else None)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return Nudged()  # an unreadable marker counts as never announced
 
 
