@@ -136,7 +136,7 @@ class AskPersonOperator(ResumableTask, HITLOperator):
             at = datetime.fromisoformat(event["at"])
             yes = self._said(context, event["chosen_options"], event.get("id") or event["by"])
             return self._take(self._kept(context, yes=yes, by=event["by"], at=at, user=event.get("id")))
-        until = datetime.fromisoformat(cast("AskedQuestion", context["task_state_store"].get(_QUESTION))["until"])
+        until = datetime.fromisoformat(_asked(context)["until"])
         self.log.info("The question of an earlier try is not answered yet, and is open until %s", f"{until:%FT%TZ}")
         self.note_wait(context)
         # A deadline at once would be a state mismatch.
@@ -158,8 +158,7 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         :param user: id of who chose; None if nobody did in time.
         :raises AirflowFailException: if who answered is not among those who are asked.
         """
-        store: Any = context["task_state_store"]
-        asked = store.get(_QUESTION) or {}
+        asked = _asked(context)
         if user is None:
             return bool(asked.get("silence", list(chosen) == [self.options[0]]))
         if (people := asked.get("people")) and user not in people:
@@ -198,17 +197,15 @@ class AskPersonOperator(ResumableTask, HITLOperator):
 
     def _kept(self, context: Context, *, yes: bool, by: str | None, at: datetime, user: str | None) -> Answered:
         """Keep an answer first of all: bucket or MLflow may be away, and Airflow gives it to one try only."""
-        store: Any = context["task_state_store"]
-        asked = store.get(_QUESTION) or {}  # what an older version asked was not kept
         answer = Answered(
             of=generation(context),
-            about=asked.get("about", ""),
+            about=_asked(context).get("about", ""),
             yes=yes,
             by=by,
             at=at.astimezone(UTC).isoformat(),
             user=user,
         )
-        keep(store, _ANSWER, dict(answer))
+        keep(context["task_state_store"], _ANSWER, dict(answer))
         return answer
 
     def _take(self, answer: Answered) -> Asked:
@@ -216,6 +213,12 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         told = self.take(answer["about"], yes=answer["yes"], by=answer["by"], at=at, user=answer.get("user"))
         self.log.info("%s", told)
         return Asked(asked=True, told=told)
+
+
+def _asked(context: Context) -> dict[str, Any]:
+    """The question that the task asks, as `AskedQuestion`; empty if an older version asked, which did not keep it."""
+    store: Any = context["task_state_store"]
+    return store.get(_QUESTION) or {}
 
 
 def _of_this(found: Any, context: Context, question: Question) -> bool:
