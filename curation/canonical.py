@@ -517,12 +517,9 @@ def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:
     joined: list[Message] = []
     # Joined once: a row may be one long run of short messages.
     runs: dict[int, list[str]] = {}
-    calls: dict[int, list[Any]] = {}
-    silent = False
+    besides: dict[int, list[turns.Beside | None]] = {}
     for message in messages:
         role, content, beside = message
-        if beside is not None:
-            silent = silent or (role == "assistant" and "train" in beside.told)
         if not content.strip() and (beside is None or "tool_calls" not in beside.told):
             if role == "assistant":
                 raise RejectError(Reason.NO_ANSWER, "an answer is empty")
@@ -536,20 +533,21 @@ def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:
             runs.setdefault(len(joined) - 1, [last[1]]).append(content)
             joined[-1] = (role, last[1], last[2] or beside)
         elif role == "assistant" and turns.goes_on(last[2], content, beside):
-            at = len(joined) - 1
             if content.strip():
-                runs.setdefault(at, [last[1]]).append(content)
-            made, calls[at] = turns.with_calls(last[2], beside, calls.get(at))
-            joined[-1] = (role, last[1], made)
+                runs.setdefault(len(joined) - 1, [last[1]]).append(content)
+            besides.setdefault(len(joined) - 1, [last[2]]).append(beside)
+            joined[-1] = (role, last[1], beside)
         else:
             joined.append(message)
     for at, run in runs.items():
         joined[at] = (joined[at][0], "\n\n".join(run), joined[at][2])
+    for at, parts in besides.items():
+        joined[at] = (*joined[at][:2], turns.together(parts))
     roles = [role for role, _, _ in joined]
     body = roles[1:] if roles[:1] == ["system"] else roles
     if answered and "assistant" not in body:
         raise RejectError(Reason.NO_ANSWER, "no message of the assistant")
-    if answered and silent and all(turns.is_silent(beside) for role, _, beside in joined if role == "assistant"):
+    if answered and all(turns.is_silent(beside) for role, _, beside in joined if role == "assistant"):
         raise RejectError(Reason.NO_ANSWER, "no answer is to be learned: all have weight 0 or are in a prompt")
     if body[:1] != ["user"]:
         raise RejectError(Reason.BAD_ORDER, f"it begins with {body[0]}" if body else "no message of the user")

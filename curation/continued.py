@@ -124,8 +124,13 @@ NO_THREADED: Final = "create table threaded as select key, unit from rows where 
 REPEATED: Final = "select count(*) from continued where learned > 1"
 #: How many answers very many rows learn with one beginning, as examples before each question; and by how many.
 EXAMPLES: Final = "select count(*), max(learned) from phrases where learned > {leaves} and beginnings <= {beginnings}"
-# Long answers of this drop by side; whether they are learned there, and are of a conversation of several answers.
-_TEXTS: Final = """
+NO_TEXTS: Final = (
+    "create table texts as select key as text, cast(file as int) as side, file as learned, file as several"
+    " from rows where file < 0"
+)
+#: Long answers of this drop by side; whether they are learned there, and are of a conversation of several answers.
+TEXTS: Final = """
+create table texts as
 select t.text, t.side, max(t.learned) as learned, max(t.several) as several
 from (select a.text, h.side, a.learned, cast(1 as bigint) as several
       from answers a join shades h on a.unit = h.unit where a.text is not null and h.side is not null
@@ -136,17 +141,17 @@ group by t.text, t.side
 """
 #: How many long answers of conversations are learned and stand in evaluation rows too, behind something else; one of
 #: the two rows at least is of this drop.
-CROSSING: Final = f"""
+CROSSING: Final = """
 select count(*)
 from (select t.text
-      from (select text, side, learned, several, 1 as new from ({_TEXTS}) n
+      from (select text, side, learned, several, 1 as new from texts
             union all
             select text, side, learned, several, 0 as new from old_texts) t
       group by t.text
       having min(t.side) <> max(t.side) and max(t.several) = 1 and max(t.new) = 1
          and max(case when t.side = 0 then t.learned else 0 end) = 1
          and max(case when t.side = 1 then t.learned else 0 end) = 1) c
-"""  # noqa: S608 - of our own words
+"""
 #: See `curation.exchange.REMEMBERED`.
 REMEMBERED: Final = {
     "old_answers": """
@@ -157,7 +162,7 @@ order by name, case when preceding is null then 0 else 1 end, preceding,
          case when following is null then 0 else 1 end, following,
          case when past is null then 0 else 1 end, past, unit
 """,
-    "old_texts": f"select text, side, learned, several from ({_TEXTS}) n order by text, side",  # noqa: S608
+    "old_texts": "select text, side, learned, several from texts order by text, side",
 }
 
 
@@ -169,7 +174,7 @@ def examples(tables: Tables) -> tuple[int, int]:
 
 def crossing(tables: Tables) -> int:
     """How many long answers stand on both sides, as of `CROSSING`."""
-    return int(tables.one(CROSSING)[0]) if tables.one(ANY)[0] else 0
+    return int(tables.one(CROSSING)[0])
 
 
 def settle(tables: Tables) -> None:
@@ -183,3 +188,8 @@ def settle(tables: Tables) -> None:
         tables.do(statement.format(most=MOST, beginnings=BEGINNINGS, leaves=LEAVES))
     for table in ("said", "said_before", "placed", "heard", "spoken", "closed"):
         tables.do(f"drop table {table}")
+
+
+def list_texts(tables: Tables, *, remember: bool) -> None:
+    """Make the table `texts`, once sides are known. :param remember: for later drops, which may have conversations."""
+    tables.do(TEXTS if remember or tables.one(ANY)[0] else NO_TEXTS)

@@ -158,7 +158,8 @@ def measure(
     missing = unset(labels)
     known = dict(sorted((Counter(labels) + Counter(before or {})).items()))
     names = {f"{name}s": _names(tables, name) for name in ("source", "group")}
-    same = {name: alike(found) for name, found in {"labels": known, **names}.items()}
+    valued = {"labels": known, **names}
+    same = {name: alike(found) for name, found in valued.items()}
     classes = tables.one("select count(*), cast(coalesce(sum(length(label)), 0) as bigint) from label_rows")
     spelled = ", ".join(f"'{word}'" for word in sorted(TRUTHS))
     words = dict(
@@ -227,7 +228,7 @@ def measure(
         alike_names={name: same[name][:TOLD] for name in names},
         more_alike={name: len(found) - TOLD for name, found in same.items() if len(found) > TOLD},
         unset_names={name: lost for name, found in names.items() if (lost := unset(found))},
-        dated={name: days for name, found in {"labels": known, **names}.items() if (days := dated(found))},
+        dated={name: days for name, found in valued.items() if (days := dated(found))},
         misnamed=dict(absent[:TOLD]),
         revised=_revised(tables, files),
         known_labels=known if before is not None and len(known) <= _KNOWN else {},

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from curation import shapes
@@ -64,7 +64,7 @@ def goes_on(before: Beside | None, content: str, beside: Beside | None) -> bool:
 
     Not with thoughts of its own or text behind calls: an answer has thoughts, text and calls, in this order.
 
-    :param before: what the answer has beside its text. :param content: and :param beside: of the other message.
+    :param before: of the message before. :param content: and :param beside: of the other message.
     """
     one, other = (found.told if found else {} for found in (before, beside))
     if _THOUGHTS[0] in other or (_CALLS[0] in one and content.strip()):
@@ -76,16 +76,13 @@ def _apart(told: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in told.items() if key not in {_CALLS[0], _THOUGHTS[0]}}
 
 
-def with_calls(before: Beside | None, beside: Beside | None, held: list[Any] | None) -> tuple[Beside, list[Any]]:
-    """What an answer says with the message in which it goes on; and the list of its calls.
-
-    :param held: that list, if it has gone on before; it grows.
-    """
-    one, other = (found.told if found else {} for found in (before, beside))
-    calls = [*one.get(_CALLS[0], ())] if held is None else held
-    calls += other.get(_CALLS[0], ())
-    told = {**one, **other}
-    return Beside({**told, _CALLS[0]: calls} if calls else told), calls
+def together(parts: Sequence[Beside | None]) -> Beside:
+    """What an answer says in all messages in which it goes on."""
+    told: dict[str, Any] = {}
+    for part in parts:
+        told |= part.told if part else {}
+    calls = [call for part in parts if part for call in part.told.get(_CALLS[0], ())]
+    return Beside({**told, _CALLS[0]: calls} if calls else told)
 
 
 def beside(message: Mapping[Any, Any], role: str = "assistant", nulls: bool = False) -> Beside | None:

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dropforge.text import escape, shorten
 
-VARIABLE = "DROPFORGE_API_LARGEST_BODY"
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_Scope = MutableMapping[str, Any]
-_App = Callable[[_Scope, Any, Any], Awaitable[None]]
+VARIABLE = "DROPFORGE_API_LARGEST_BODY"
 
 
 class BodyLimit:
     """An ASGI middleware that answers 413 to a body of more than `largest` bytes, announced or sent."""
 
-    def __init__(self, app: _App, largest: int) -> None:
+    def __init__(self, app: ASGIApp, largest: int) -> None:
         self._app, self._largest = app, largest
 
-    async def __call__(self, scope: _Scope, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -38,7 +37,7 @@ class BodyLimit:
             return
         left = self._largest
 
-        async def bounded() -> Any:
+        async def bounded() -> Message:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))

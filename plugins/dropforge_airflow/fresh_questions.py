@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-_Scope = MutableMapping[str, Any]
-_App = Callable[[_Scope, Any, Any], Awaitable[None]]
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 #: Where a task asks, below what Airflow is mounted under.
 _ASKED: Final = re.compile(r"/execution/hitlDetails/([0-9a-fA-F-]{32,36})/?")
@@ -27,10 +26,10 @@ class FreshQuestions:
     An error of the database is the answer to the task, which then asks once more.
     """
 
-    def __init__(self, app: _App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: _Scope, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asks = scope["type"] == "http" and scope["method"] == "POST"
         # The whole of the path: names of runs, which people choose, may hold such a piece.
         asked = _ASKED.fullmatch(scope["path"].removeprefix(scope.get("root_path", ""))) if asks else None
@@ -39,12 +38,12 @@ class FreshQuestions:
             return
         body = bytearray()
 
-        async def reading() -> Any:
+        async def reading() -> Message:
             message = await receive()
             body.extend(message.get("body", b""))
             return message
 
-        async def answering(message: Any) -> None:
+        async def answering(message: Message) -> None:
             # Airflow has looked at the token by now, and that it is this task's.
             if message["type"] == "http.response.start" and message["status"] == _CREATED:
                 await asyncio.to_thread(show, UUID(asked[1]), bytes(body))
@@ -59,23 +58,21 @@ def show(task_instance: UUID, question: bytes) -> None:
     from airflow.models.hitl import HITLDetail
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
-    from sqlalchemy import select
+    from sqlalchemy import select, update
 
     asked = HITLDetailRequest.model_validate_json(question)
+    of_ours = select(TaskInstance.id).where(TaskInstance.dag_id.startswith(_OURS, autoescape=True))
+    shown = update(HITLDetail).where(HITLDetail.ti_id == task_instance, HITLDetail.ti_id.in_(of_ours))
     with create_session(scoped=False) as session:
-        dag = session.scalar(select(TaskInstance.dag_id).where(TaskInstance.id == task_instance))
-        shown = session.get(HITLDetail, task_instance)
-        if shown is None or dag is None or not dag.startswith(_OURS):
-            return
-        wanted: dict[str, Any] = {
-            "subject": asked.subject,
-            "body": asked.body,
-            "options": asked.options,
-            "defaults": asked.defaults,
-            "assignees": [user.model_dump() for user in asked.assigned_users],
-        }
-        for name, value in wanted.items():
-            setattr(shown, name, value)
+        session.execute(
+            shown.values(
+                subject=asked.subject,
+                body=asked.body,
+                options=asked.options,
+                defaults=asked.defaults,
+                assignees=[user.model_dump() for user in asked.assigned_users],
+            )
+        )
 
 
 def middleware() -> dict[str, Any]:

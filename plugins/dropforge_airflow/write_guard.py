@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-_Scope = MutableMapping[str, Any]
-_App = Callable[[_Scope, Any, Any], Awaitable[None]]
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 #: Of which DAGs, and whatever Airflow is mounted under.
 _KEPT: Final = re.compile(
@@ -30,10 +29,10 @@ _REFUSED: Final = json.dumps(
 class WriteGuard:
     """An ASGI middleware that answers 403 to who would change what a task of our DAGs wrote."""
 
-    def __init__(self, app: _App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: _Scope, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in _READS or not _KEPT.search(scope["path"]):
             await self._app(scope, receive, send)
             return

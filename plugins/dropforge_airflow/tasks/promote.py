@@ -6,7 +6,6 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from dropforge import approval, gangs, layout, promotion
@@ -28,7 +27,7 @@ from dropforge_airflow.alerts.telling import tell
 from dropforge_airflow.lineage import Lineage
 from dropforge_airflow.tasks.failure import no_retry
 from dropforge_airflow.tasks.opened import Opened, RunIdentity, read_spec
-from dropforge_airflow.tasks.recipe import Installation, asked_approval
+from dropforge_airflow.tasks.recipe import asked_approval
 from dropforge_airflow.tasks.run import send_unsent
 from dropforge_airflow.tasks.wall import wall_lines, whole_wall
 
@@ -108,10 +107,18 @@ def judge(
         evaluation.get("champion_days"),
         evaluation.get("shared"),
     )
-    if person and (asked := approval_of(store, spec, families)) is not None:
-        answer, silence = approval.read(store, run, pair), asked.otherwise == "promote"
-        verdict = approval.answered(verdict, answer, people=asked.people, silence=silence)
+    if person:
+        verdict = with_word(store, spec, pair, verdict, families)
     return spec, evaluation, report, verdict
+
+
+def with_word(store: Store, spec: RunSpec, pair: approval.Pair, verdict: Verdict, families: str | None) -> Verdict:
+    """The verdict with a person's word, where one is wanted."""
+    asked = approval_of(store, spec, families)
+    if asked is None:
+        return verdict
+    answer, silence = approval.read(store, spec.run, pair), asked.otherwise == "promote"
+    return approval.answered(verdict, answer, people=asked.people, silence=silence)
 
 
 def used(store: Store, spec: RunSpec) -> dict[str, float]:
@@ -128,8 +135,7 @@ def approval_of(store: Store, spec: RunSpec, families: str | None) -> Approval |
 
     :raises DropforgeError: if the family's recipe cannot be used.
     """
-    installation = Installation.here(None if families is None else Path(families))
-    of_family = asked_approval(store, spec.family, installation)
+    of_family = asked_approval(store, spec.family, families)
     asked = spec.recipe["promote"].get("approval") if of_family is None else of_family
     return None if asked is None else Approval.model_validate(asked)
 
@@ -153,12 +159,12 @@ def register(opened: Opened, families: str | None = None, outlet_events: Any = N
     settings = from_env()
     store = connection.open_store(settings.bucket)
     with no_retry():
-        spec, evaluation, report, verdict = judge(store, opened, families)
+        spec, evaluation, report, measured = judge(store, opened, person=False)
         pair = approval.Pair.of(report, evaluation)
-        unasked = approval.read(store, spec.run, pair) is None
-        if not verdict.promote and unasked and holder(settings.tracking_uri, spec, pair) is not None:
+        verdict = with_word(store, spec, pair, measured, families)
+        if not verdict.promote and approval.read(store, spec.run, pair) is None:
             # Nobody is asked about the champion, also where the family has reviewers by now.
-            verdict = judge(store, opened, person=False)[3]
+            verdict = verdict if holder(settings.tracking_uri, spec, pair) is None else measured
         alias = spec.recipe["promote"]["alias"]
         listed = tracking.register(
             settings.tracking_uri,
@@ -206,9 +212,10 @@ def report(
 
     settings = from_env()
     store = connection.open_store(settings.bucket)
-    spec, evaluation, measured, verdict = judge(store, opened, families)
+    spec, evaluation, measured, unasked = judge(store, opened, person=False)
+    verdict = with_word(store, spec, approval.Pair.of(measured, evaluation), unasked, families)
     if listed["promoted"] and not verdict.promote:  # the family has reviewers since
-        verdict = judge(store, opened, person=False)[3]
+        verdict = unasked
     wall = whole_wall(opened.get("opened_at"), trained, measured.get("wall") or {})
     version = evaluation.get("champion_version")
     link = version and tracking.side_by_side(settings.tracking_uri, opened["mlflow_run"], spec.family, str(version))

@@ -132,8 +132,12 @@ def find_ruling(store: Store, family: str, installation: Installation) -> Ruling
     return family_recipe.rule(store, family, installation.preset, file)
 
 
-def asked_approval(store: Store, family: str, installation: Installation) -> Any:
-    """What the family says of people who approve of its models before the alias moves; None for nothing."""
+def asked_approval(store: Store, family: str, families: str | None) -> Any:
+    """What the family says now of people who approve of its models before the alias moves; None for nothing.
+
+    :param families: folder of the families' files. :raises DropforgeError: if its file or recipe cannot be used.
+    """
+    installation = Installation.here(None if families is None else Path(families))
     return at_path(find_ruling(store, family, installation).values, _APPROVAL)
 
 
@@ -142,7 +146,7 @@ def _with_review(values: dict[str, Any], family: Ruling) -> dict[str, Any]:
     for path in _reviewed(family.values):
         if (asked := at_path(family.values, path)) is not None:
             section, _, key = path.partition(".")
-            values = merge({**values, section: {**(values.get(section) or {}), key: None}}, {section: {key: asked}})
+            values = {**values, section: {**(values.get(section) or {}), key: asked}}
     return values
 
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from dropforge import layout, rollback
 from dropforge.moves import moving
 from dropforge.settings import from_env
-from dropforge.store import Store
 from dropforge_airflow import connection, lineage
 from dropforge_airflow.alerts import texts
 from dropforge_airflow.alerts.callbacks import where
 from dropforge_airflow.alerts.telling import tell
 from dropforge_airflow.lineage import Lineage
 from dropforge_airflow.tasks.failure import no_retry
-from dropforge_airflow.tasks.recipe import Installation, asked_approval
+from dropforge_airflow.tasks.recipe import asked_approval
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +36,10 @@ def choose(families: str, params: Mapping[str, Any] | None = None) -> dict[str, 
             family,
             str(params["alias"]),
             (params.get("version") or "").strip() or None,
-            approved=_is_reviewed(store, family, families),
+            approved=asked_approval(store, layout.check_family(family), families) is not None,
         )
     log.info("%s of %s: version %s, after version %s", choice.alias, choice.family, choice.version, choice.current)
     return asdict(choice)
-
-
-def _is_reviewed(store: Store, family: str, families: str) -> bool:
-    """Whether people approve of the family's models, as it stands now."""
-    return asked_approval(store, layout.check_family(family), Installation.here(Path(families))) is not None
 
 
 def move(
@@ -71,7 +64,7 @@ def move(
     store = connection.open_store(settings.bucket)
     with no_retry():
         hold = moving(store, choice.family, f"rollback {getattr(dag_run, 'run_id', '')}")
-        approved = _is_reviewed(store, choice.family, families)
+        approved = asked_approval(store, choice.family, families) is not None
         moved = rollback.move(settings.tracking_uri, choice, reason, by, hold, approved=approved)
     lineage.tell(lambda: _moved(settings.tracking_uri, choice))
     log.info(
