@@ -41,6 +41,8 @@ ROWS: Final = pa.schema(
         ("answer", pa.binary()),
     ]
 )
+#: Columns of which a row holds one value.
+_VALUES: Final = [name for name in ROWS.names if name != "messages"]
 FAULTS: Final = pa.schema(
     [
         ("file", pa.int64()),
@@ -63,9 +65,9 @@ def chat(row: Row) -> str:
 
 @dataclass
 class Batch:
-    """Rows on their way to a row group."""
+    """Rows on their way to a row group. :param values: of each row, in the order of `_VALUES`."""
 
-    columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in ROWS.names})
+    values: list[tuple[Any, ...]] = field(default_factory=list)
     offsets: list[int] = field(default_factory=lambda: [0])
     valid: list[bool] = field(default_factory=list)
     roles: list[str] = field(default_factory=list)
@@ -95,27 +97,30 @@ class Batch:
         answer: bytes | None = None,
     ) -> None:
         chars = row.chars
-        columns = self.columns
-        columns["key"].append(key)
-        columns["rank"].append(name)
-        columns["unit"].append(whole)
-        columns["input"].append(question)
-        columns["file"].append(task.file)
-        columns["position"].append(position)
-        columns["chars"].append(chars)
-        columns["words"].append(words)
-        columns["chat"].append(chat(row) if row.beside else None)
-        columns["text"].append(row.text)
-        columns["label"].append(row.label)
-        columns["source"].append(row.source if row.source is not None else task.name)
-        columns["group"].append(row.group)
-        columns["extras"].append(row.extras)
-        columns["neutralised"].append(row.neutralised)
-        columns["invisible"].append(row.invisible)
         opening, closing = numbers(row.text if row.text is not None else asked(row.roles, row.contents))
-        columns["opening"].append(opening)
-        columns["closing"].append(closing)
-        columns["answer"].append(answer)
+        self.values.append(
+            (
+                key,
+                name,
+                whole,
+                question,
+                task.file,
+                position,
+                chars,
+                words,
+                chat(row) if row.beside else None,
+                row.text,
+                row.label,
+                row.source if row.source is not None else task.name,
+                row.group,
+                row.extras,
+                row.neutralised,
+                row.invisible,
+                opening,
+                closing,
+                answer,
+            )
+        )
         self.valid.append(row.text is None)
         self.roles += row.roles
         self.contents += row.contents
@@ -138,6 +143,9 @@ class Batch:
         if (near := task.rules.near) is not None:
             self.weight += near.bands * (24 + 4 * near.rows)
 
+    def _columns(self) -> dict[str, Sequence[Any]]:
+        return dict(zip(_VALUES, zip(*self.values, strict=True), strict=True))
+
     def faulty(self) -> pa.RecordBatch:
         file, position, reason, detail, head = zip(*self.faults, strict=True)
         arrays = [integers(file), integers(position), strings(reason), strings(detail), binaries(head)]
@@ -150,21 +158,24 @@ class Batch:
 
     def compared(self) -> pa.RecordBatch:
         """What near duplicates are found by. Many rows share system message and tools, which makes none a duplicate."""
+        columns = self._columns()
         texts = []
-        columns = zip(self.columns["text"], self.beside, self.offsets, self.offsets[1:], strict=False)
-        for text, beside, first, last in columns:
+        for text, beside, first, last in zip(
+            columns["text"], self.beside, self.offsets, self.offsets[1:], strict=False
+        ):
             turns = zip(self.roles[first:last], self.contents[first:last], strict=True)
             said = [content for role, content in turns if role != "system"]
             texts.append("\n".join([*said, *filter(None, beside)]) if text is None else text)
-        numbers = (self.columns["file"], self.columns["position"], self.priorities, self.kinds)
+        numbers = (columns["file"], columns["position"], self.priorities, self.kinds)
         return pa.RecordBatch.from_arrays([*map(integers, numbers), strings(texts)], schema=TEXTS)
 
     def rows(self) -> pa.RecordBatch:
+        columns = self._columns()
         flat = pa.StructArray.from_arrays([strings(self.roles), strings(self.contents)], names=["role", "content"])
         mask = booleans([not valid for valid in self.valid])
         messages = pa.ListArray.from_arrays(offsets(self.offsets), flat, type=MESSAGES, mask=mask)
         arrays = [
-            messages if name == "messages" else _MAKE[kind](self.columns[name])
+            messages if name == "messages" else _MAKE[kind](columns[name])
             for name, kind in zip(ROWS.names, ROWS.types, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=ROWS)

@@ -514,6 +514,12 @@ def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:
 
     :param answered: whether there must be an answer.
     """
+    if _is_in_order(tuple([role for role, _, _ in messages])):  # as most are
+        for _, content, beside in messages:
+            if beside is not None or not content or content.isspace():
+                break
+        else:
+            return messages
     joined: list[Message] = []
     # Joined once: a row may be one long run of short messages.
     runs: dict[int, list[str]] = {}
@@ -554,6 +560,16 @@ def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:
     if "system" in body:
         raise RejectError(Reason.BAD_ORDER, "a system message in the middle")
     return joined
+
+
+@lru_cache(maxsize=256)
+def _is_in_order(roles: tuple[str, ...]) -> bool:
+    """Whether user and assistant take turns, behind a system message or none, and the user begins."""
+    body = roles[1:] if roles[:1] == ("system",) else roles
+    return len(body) > 1 and all(role == _TURNS[place % 2] for place, role in enumerate(body))
+
+
+_TURNS: Final = ("user", "assistant")
 
 
 def clean(text: str) -> tuple[str, int]:

@@ -28,11 +28,18 @@ def fold(text: str) -> str:
 
     Only keys are made of it; the text that is trained on stays as it was written.
     """
-    return " ".join(_words(text))
+    return _folded(text)[0]
 
 
-def _words(text: str) -> list[str]:
-    return composed(text).split()
+def _folded(text: str) -> tuple[str, int]:
+    """A text's folded form, and how many runs without white space it has."""
+    text = composed(text)
+    # All white space but the space cannot be printed, so most texts are folded as they are, at a third of the cost.
+    line = text.replace("\n", " ")
+    if line.isprintable() and "  " not in line and line[:1] != " " and line[-1:] != " ":
+        return line, line.count(" ") + (line != "")
+    words = text.split()
+    return " ".join(words), len(words)
 
 
 def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list[Answer], bytes | None]:
@@ -46,23 +53,24 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list
     `answer` is that of `_long`.
     """
     # Folding removes U+001E and U+001F, so the joined form can be taken apart again and no two rows share it.
-    texts = [_words(text) for text in (row.contents if row.text is None else (row.text,))]
+    folded = [_folded(text) for text in (row.contents if row.text is None else (row.text,))]
+    texts = [text for text, _ in folded]
     answers: list[Answer] = []
     answer = None
     if row.text is None:
-        plain = turns = [f"{role}\x1f{' '.join(words)}" for role, words in zip(row.roles, texts, strict=True)]
+        plain = [f"{role}\x1f{text}" for role, text in zip(row.roles, texts, strict=True)]
+        said = turns = [turn.encode() for turn in plain]
         if row.beside:  # JSON text, which holds neither of these characters
             besides = map(without_ids, row.beside)
-            turns = [f"{turn}\x1f{said}" if said else turn for turn, said in zip(turns, besides, strict=True)]
+            turns = [turn + b"\x1f" + more.encode() if more else turn for turn, more in zip(said, besides, strict=True)]
         asked = _last_answer(row.roles)
-        tools = "m" if row.tools is None else f"n{_tools(row.tools)}\x1e"
-        before, after = tools + "\x1e".join(turns[:asked]), "\x1e".join(turns[asked:])
-        state = blake2b(before.encode(), digest_size=KEY_BYTES)
+        tools = b"m" if row.tools is None else f"n{_tools(row.tools)}\x1e".encode()
+        state = blake2b(tools + b"\x1e".join(turns[:asked]), digest_size=KEY_BYTES)
         question = side = state.digest() if asked else None
-        more = turns is not plain or row.tools is not None
+        more = turns is not said or row.tools is not None
         if asked and more:
-            side = _hash(("m" + "\x1e".join(plain[:asked])).encode())
-        state.update((f"\x1e{after}" if asked else after).encode())
+            side = _hash(b"m" + b"\x1e".join(said[:asked]))
+        state.update(b"\x1e" + b"\x1e".join(turns[asked:]) if asked else b"\x1e".join(turns))
         key = state.digest()
         if asked and (
             more
@@ -71,44 +79,53 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list
             or "system" in row.roles
             or _THOUGHT in plain[asked]
         ):
-            answers = _answers(row, plain)
+            answers = _answers(row, plain, said)
         elif asked:
-            answer = _long(plain[asked])
+            answer = _long(plain[asked], said[asked])
     else:
-        key, question, side = _hash(f"t{' '.join(texts[0])}".encode()), None, None
+        key, question, side = _hash(f"t{texts[0]}".encode()), None, None
     parts = (*row.roles, *row.contents, row.text, row.label, row.source, row.group)
     if row.extras is not None or row.beside:
         parts = (*parts, row.extras)
     if row.beside:
         parts = (*parts, row.tools, *row.beside)
     exact = "".join(["-" if part is None else f"{len(part)}:{part}" for part in parts])
-    return key, _hash(f"{len(row.roles)};{exact}".encode()), sum(map(len, texts)), question, side, answers, answer
+    return (
+        key,
+        _hash(f"{len(row.roles)};{exact}".encode()),
+        sum(words for _, words in folded),
+        question,
+        side,
+        answers,
+        answer,
+    )
 
 
-def _long(turn: str) -> bytes | None:
+def _long(turn: str, data: bytes) -> bytes | None:
     """The name of an answer's text, if it is so long that two have it for one reason alone (8 bytes)."""
-    return _hash(turn.encode())[:8] if turn.count(" ") + 1 >= LONG or len(turn) >= _LETTERS else None
+    return _hash(data)[:8] if len(turn) >= _LETTERS or turn.count(" ") + 1 >= LONG else None
 
 
-def _answers(row: Row, turns: list[str]) -> list[Answer]:
+def _answers(row: Row, turns: list[str], encoded: list[bytes]) -> list[Answer]:
     """Each answer with what was said since the last but one: as much as a history has that was cut at its beginning.
 
     System messages, which may have the date, and thoughts, which a history leaves out, are no part of it. What an
     answer calls is.
     """
     found: list[Answer] = []
-    said: list[str] = []
+    said: list[bytes] = []
     before, past = b"", None
-    for at, (role, turn) in enumerate(zip(row.roles, turns, strict=True)):
+    for at, (role, turn, data) in enumerate(zip(row.roles, turns, encoded, strict=True)):
         if role != "assistant":
             if role != "system":
-                said.append(turn)
+                said.append(data)
             continue
-        said.append(f"assistant\x1f{turn.rpartition(_THOUGHT)[2].strip()}" if _THOUGHT in turn else turn)
-        beside, text = row.beside[at] if row.beside else "", _long(said[-1])
-        if _CALLS in beside:
-            said[-1] += f"\x1f{calls_of(beside)}"
-        own = _hash(("m" + "\x1e".join(said)).encode())
+        if _THOUGHT in turn:
+            turn = f"assistant\x1f{turn.rpartition(_THOUGHT)[2].strip()}"
+            data = turn.encode()
+        beside, text = row.beside[at] if row.beside else "", _long(turn, data)
+        said.append(data + f"\x1f{calls_of(beside)}".encode() if _CALLS in beside else data)
+        own = _hash(b"m" + b"\x1e".join(said))
         if before or len(said) > 1:
             name = before[:8] + own[8:] if before else own
             found.append((name, UNLEARNED not in beside, past, text))

@@ -73,13 +73,12 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         else:
             replaced = replaced or "\ufffd" in text
             misread = misread or is_misread(text)
-        if "\n" in text:
+        if lines := "\n" in text:
             lined = True
             seen = seen or "\n\n" in text[_END:]
             entities = entities or _RETURN in text
-        elif "\\" in text:
-            letters = letters or _has_letters(text)
-        if "\\u" in text:
+        if "\\" in text:
+            letters = letters or (not lines and _has_letters(text))
             codes = codes or len(_CODE.findall(text)) > 1
         if ";" in text or text[:1] == "<" or text[-1:] == ">":
             pictured = pictured or has_picture(text)
