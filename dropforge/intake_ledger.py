@@ -51,6 +51,17 @@ def waiting(drop_id: str, note: Mapping[str, Any]) -> Waiting:
     )
 
 
+def by_entry(store: Store, drop: Drop, note: Mapping[str, Any], written: float) -> dict[str, Any]:
+    """What a marker says, by the entry of its drop. :param note: what stands there; nothing in one that is torn.
+
+    :param written: when the marker was, Unix time.
+    """
+    found = {"at": datetime.fromtimestamp(written, UTC).isoformat(), "completed": drop.completed, **note}
+    if drop.parts and store.stat(layout.batch_key(drop.family, drop.id)) is not None:
+        found["batch"] = True
+    return {**found, "drop": drop.drop, "bucket": drop.bucket, "bytes": drop.total_bytes, "files": len(drop.files)}
+
+
 def gather(store: Store, family: str, drops: Sequence[Waiting], recipe: Mapping[str, Any]) -> Drop:
     """Make one entry of several drops of one bucket, which waits for a run in their place.
 

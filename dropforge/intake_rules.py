@@ -238,7 +238,7 @@ def _cut(those: Sequence[Waiting], most_bytes: float | None) -> list[list[Waitin
 def divide(drops: Sequence[str], refusal: str) -> tuple[Sequence[str], Sequence[str]]:
     """The two groups in which the drops of a refused batch wait again: the one whose file the refusal names and the
     others, else two halves. A bad drop ends as a batch of its own."""
-    named = [drop for drop in drops if f"file '{drop}/" in refusal or f'file "{drop}/' in refusal]
+    named = [drop for drop in drops if re.search(rf"(?<![^\s'\"(]){re.escape(drop)}/", refusal)]
     if len(named) == 1:
         return named, [drop for drop in drops if drop not in named]
     return drops[: len(drops) // 2], drops[len(drops) // 2 :]

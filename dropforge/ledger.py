@@ -64,7 +64,11 @@ def _enter(store: Store, drop: Drop) -> bool:
     """Make the entry of a drop that waits for a run; False if there is one of its id."""
     # Pending first: a crash between the two writes leaves a drop that is nudged, not one that is forgotten.
     wait(store, drop)
-    return store.put_if_absent(layout.ledger_key(drop.family, drop.id), drop.to_json())
+    if store.put_if_absent(layout.ledger_key(drop.family, drop.id), drop.to_json()):
+        return True
+    if (known := _find_entry(store, drop.family, drop.id)) is not None:
+        wait(store, known)  # it was uploaded under another name at the same time, which the marker is to have
+    return False
 
 
 def find(store: Store, drop: Drop) -> Drop | None:

@@ -32,13 +32,13 @@ class Trained:
 
     :param drops: ids of the uploads that it has seen; None if nobody knows.
     :param base: `model`, `revision` and `scratch` of its base, as far as they are known.
-    :param start: what its recipe said under `base.start`.
+    :param start: what its recipe said under `base.start`; None if nobody knows.
     """
 
     version: str
     drops: frozenset[str] | None
     base: Mapping[str, Any]
-    start: str = "base"
+    start: str | None = "base"
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def changed(family: Family, there: There, taken: Sequence[Arrival]) -> str:
 
 
 def _base(family: Family, there: There, champion: Trained) -> list[str]:
-    if champion.start != "champion" and champion.start != family.start:
+    if champion.start not in {None, "champion", family.start}:
         return [f"the champion began with `{champion.start}`, the family begins with `{family.start}`"]
     if family.start != "base":
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -19,6 +20,8 @@ from dropforge.store import MissingObjectError, Store
 
 if TYPE_CHECKING:
     from dropforge.tracking import Champion
+
+log = logging.getLogger(__name__)
 
 _KEPT: Final = 50  # newest retrains that are read
 _BASE: Final = ("model", "revision", "scratch")
@@ -58,23 +61,23 @@ def ended(store: Store, family: str) -> tuple[Ended, ...]:
     return tuple(found)
 
 
-def trained(store: Store, champion: Champion) -> Trained:
-    """What a champion was made of, as its run says; of one from elsewhere nothing is known."""
-    unknown = Trained(champion.version, None, {})
+def trained(store: Store, family: str, champion: Champion) -> Trained:
+    """What a champion was made of, as its version says, which no pod may change, and its run; of one from elsewhere
+    nothing is known."""
     if not layout.is_run(champion.run):
-        return unknown
+        return Trained(champion.version, None, {})
     try:
-        spec = RunSpec.read(store, layout.run_key(champion.run))
-        drops = _uploads(store, spec)
-    except DropforgeError:
-        return unknown
+        spec = RunSpec.read(store, layout.run_key(champion.run), champion.run_digest)
+    except DropforgeError as error:
+        log.warning("What the champion, version %s, began with is not known: %s", champion.version, error)
+        return Trained(champion.version, _uploads(store, family, champion, None), {}, start=None)
     start = spec.start
     base: Mapping[str, Any] = spec.recipe.get("base") or {}
     if start is not None and start.kind != "base":
         base = start.origin  # whose revision nobody noted
     return Trained(
         version=champion.version,
-        drops=frozenset(drops),
+        drops=_uploads(store, family, champion, spec),
         base={name: base[name] for name in _BASE if name in base},
         start=start.asked if start is not None else "base",
     )
@@ -89,7 +92,16 @@ def uploads(store: Store, family: str, drop_id: str) -> tuple[str, ...]:
     return tuple(part.id for part in parts) or (drop_id,)
 
 
-def _uploads(store: Store, spec: RunSpec) -> set[str]:
-    manifest = read_manifest(store, layout.manifest_key(spec.family, spec.dataset_digest))
-    entries = [step.drop for step in manifest.steps] or [str(spec.drop.get("id", ""))]
-    return {one for entry in entries for one in uploads(store, spec.family, entry)}
+def _uploads(store: Store, family: str, champion: Champion, spec: RunSpec | None) -> frozenset[str] | None:
+    """Ids of the uploads that a champion has seen; None if nobody knows.
+
+    :param spec: its run, for versions that an earlier release registered.
+    """
+    dataset = champion.dataset or (spec.dataset_digest if spec is not None else "")
+    drop = champion.drop or (str(spec.drop.get("id", "")) if spec is not None else "")
+    try:
+        manifest = read_manifest(store, layout.manifest_key(family, dataset))
+        entries = [step.drop for step in manifest.steps] or [drop]
+        return frozenset(one for entry in entries for one in uploads(store, family, entry))
+    except DropforgeError:
+        return None

@@ -90,6 +90,8 @@ class Champion:
 
     :param run: name of the run that made it, and :param digest: of its files, as they were registered; empty if not.
     :param created: when the version was registered; None if that is not known.
+    :param dataset: digest of its dataset version, and :param drop: id of the drop that it was made of, as Airflow had
+        them. :param run_digest: of the run's `run.json`, which pods may write; None if an earlier version made it.
     """
 
     version: str
@@ -98,6 +100,9 @@ class Champion:
     run: str = ""
     digest: str = ""
     created: datetime | None = None
+    dataset: str = ""
+    drop: str = ""
+    run_digest: str | None = None
 
 
 @dataclass(frozen=True)
@@ -325,6 +330,9 @@ def as_champion(version: ModelVersion) -> Champion:
         version.tags.get(TAG_RUN, ""),
         version.tags.get(TAG_MODEL, ""),
         moment(version.creation_timestamp) if version.creation_timestamp else None,
+        version.tags.get(TAG_DATASET, ""),
+        version.tags.get(TAG_DROP, ""),
+        version.tags.get(TAG_RUN_DIGEST),
     )
 
 
@@ -670,6 +678,7 @@ def _registered_model(mlflow: MlflowClient, spec: RunSpec) -> None:
 def _provenance(spec: RunSpec, model: Mapping[str, Any]) -> dict[str, str]:
     return {
         TAG_RUN: spec.run,
+        TAG_RUN_DIGEST: spec.digest,
         **_data(spec),
         TAG_MODEL: str(model["digest"]),
         **_origins(spec, model),

@@ -26,6 +26,7 @@ _KEY: Final = "recipe key `base.model`"
 _SOURCES: Final = ("config.json", "tokenizer_config.json", "adapter_config.json")
 _GENERATION: Final = "generation_config.json"
 _ADAPTER: Final = "adapter_config.json"
+_WEIGHTS: Final = "model.safetensors"
 _ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 _CONFIG: Final = "config.json"
 _OTHER_CONFIGS: Final = "configuration_files"  # for other releases of transformers, which chooses one of them
@@ -139,6 +140,7 @@ def load_prefix(model: Any, folder: str | Path) -> Any:
             f"there is no {_ADAPTER_WEIGHTS} in it, and weights in any other form are not read: they could run code",
             "Save the adapter with safetensors",
         )
+    _check_whole(Path(folder) / _ADAPTER_WEIGHTS)
     return PeftModel.from_pretrained(model, str(folder))
 
 
@@ -202,12 +204,14 @@ def _check_generation(folder: Path) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """:raises RecipeError: if weights lie in other files than safetensors of the folder, or an adapter lies beside."""
+    """:raises RecipeError: if weights lie in other files than safetensors of the folder, one of these is torn, or an
+    adapter lies beside."""
     check_folder(folder)
     _check_generation(folder)  # which is read beside the weights
     index = _json(folder / INDEX)
     named = index.get("weight_map") if isinstance(index, dict) else None
-    for file in named.values() if isinstance(named, dict) else ():
+    files = list(named.values()) if isinstance(named, dict) else [_WEIGHTS]
+    for file in files:
         if not isinstance(file, str) or not re.fullmatch(r"[\w.-]+\.safetensors", file):
             raise RecipeError(
                 _KEY,
@@ -220,6 +224,23 @@ def check_files(folder: Path) -> None:
             f"{folder} holds an adapter ({_ADAPTER}) beside a model, which would be trained as a part of it",
             "Merge the adapter into the model, or name a folder without it",
         )
+    for file in sorted(set(files)):
+        _check_whole(folder / file)
+
+
+def _check_whole(file: Path) -> None:
+    """:raises RecipeError: if a file of weights is there and ends before the tensors that it names."""
+    from safetensors import SafetensorError, safe_open
+
+    if not file.is_file():
+        return
+    try:
+        with safe_open(file, framework="pt", device="cpu"):
+            pass
+    except SafetensorError as error:
+        raise RecipeError(
+            f"model {file.parent}", f"{file.name} cannot be read: {error}", "Write the file there again, whole"
+        ) from error
 
 
 @contextmanager

@@ -110,6 +110,7 @@ def test_the_drop_that_a_refusal_names_is_parted_from_the_others() -> None:
     drops = ["d1", "d10", "d11"]
     assert divide(drops, "file 'd10/a.jsonl' of the drop drops/fam/: it is gone") == (["d10"], ["d1", "d11"])
     assert divide(drops, """file "d1/it's.jsonl", row 1: bad""") == (["d1"], ["d10", "d11"])
+    assert divide(drops, "rule `few rows quarantined`: d11/a.jsonl (50 of bad_json)") == (["d11"], ["d1", "d10"])
     assert divide(drops, "dataset fam/ab, rule `rows`: too few") == (["d1"], ["d10", "d11"])
     assert divide([*drops, "d2"], "file 'd1/x', not file 'd2/x'") == (["d1", "d10"], ["d11", "d2"])
 

@@ -84,7 +84,7 @@ READERS: dict[str, tuple[str, Callable[[Store], Any], bool]] = {
     "run": (layout.run_key("fam-1"), lambda store: RunSpec.read(store, layout.run_key("fam-1")), True),
     "explain": (layout.run_key("fam-1"), lambda store: find(store, "fam-1"), True),
     "runs": (layout.run_key("fam-1"), lineage.runs, False),
-    "trained": (layout.run_key("fam-1"), lambda store: retrains.trained(store, CHAMPION).drops, False),
+    "trained": (layout.run_key("fam-1"), lambda store: retrains.trained(store, "fam", CHAMPION).drops, False),
     "place": (layout.run_key("fam-1"), lambda store: trainings._elsewhere(store, "fam-1"), False),
     "manifest": (layout.manifest_key("fam", "0" * 64), lambda store: find(store, "fam/0000"), True),
     "entry": (layout.ledger_key("fam", DROP), lambda store: ledger.read(store, "fam", DROP), True),

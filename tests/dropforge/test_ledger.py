@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from dropforge import layout, ledger
 from dropforge.drop import Drop, DropFile, Part, elsewhere
-from dropforge.store import MissingObjectError, Store
+from dropforge.store import FolderStore, MissingObjectError, Store
 
 
 def make(name: str = "d", content: str = "sha256:00", etag: str = "e") -> Drop:
@@ -136,6 +138,23 @@ def test_of_two_that_come_at_once_none_is_lost(store: Store) -> None:
     assert all(entered)
     assert {one for _, one in ledger.pending(store)} == {drop.id for drop in entered if drop is not None}
     assert [ledger.find(store, drop) for drop in drops] == entered
+
+
+def test_of_one_upload_under_two_names_at_once_the_marker_has_the_name_of_the_entry(tmp_path: Path) -> None:
+    one, other = make("one"), make("other")
+
+    class Store(FolderStore):
+        """One in which another intake is faster by the moment between two writes."""
+
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            if key == layout.ledger_key("fam", one.id):
+                self.put(key, one.to_json())
+            return super().put_if_absent(key, data)
+
+    store = Store(tmp_path)
+    assert ledger.record(store, other) is None
+    assert ledger.read(store, "fam", one.id) == one
+    assert json.loads(store.get(layout.pending_key("fam", one.id)))["drop"] == "one"
 
 
 NAMED = {"drop": "source", "root": "lake/"}

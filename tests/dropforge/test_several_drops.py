@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from dropforge import layout, ledger, retrains, sources
+from dropforge.dataset import Manifest
 from dropforge.drop import Drop, DropFile, drop_file, read_drop
 from dropforge.errors import DataError, DropforgeError
 from dropforge.recipe_data import Source
-from dropforge.retraining import Ended
+from dropforge.retraining import Ended, Trained
+from dropforge.run import RunSpec
 from dropforge.sources import pin
 from dropforge.store import Store
+from dropforge.tracking import Champion
 
 
 def uploaded(store: Store, name: str, text: str, family: str = "fam") -> Drop:
@@ -71,6 +75,31 @@ def test_drops_arrive_in_their_order(store: Store) -> None:
     made = [uploaded(store, name, name) for name in ("a", "b", "c")]
     assert [drop.id for drop in ledger.arrived(store, "fam")] == [drop.id for drop in made]
     assert ledger.arrived(store, "nobody") == ()
+
+
+def test_what_a_champion_knows_is_what_airflow_said_of_it_and_no_run_json_that_a_pod_wrote(store: Store) -> None:
+    one, two = uploaded(store, "one", "a"), uploaded(store, "two", "b")
+    made = Manifest("fam", "ab" * 32, {}, {}, ())
+    store.put(layout.manifest_key("fam", made.digest), made.to_json())
+    base = {"model": "org/base", "revision": "r1"}
+    spec = RunSpec(
+        "fam-1", "fam", 1, "r", "d", "m", made.digest, {"base": base, "train": {}}, "code", drop={"id": one.id}
+    )
+    champion = Champion("4", "m", "r", "fam-1", "", None, made.digest, one.id, spec.digest)
+    key = layout.run_key("fam-1")
+    store.put(key, spec.to_json())
+    known = Trained("4", frozenset({one.id}), base)
+    assert retrains.trained(store, "fam", champion) == known
+    assert retrains.trained(store, "fam", replace(champion, dataset="", drop="", run_digest=None)) == known  # once
+    for other in (
+        {"drop": {"id": two.id}},
+        {"dataset_digest": "e" * 64},
+        {"recipe": {"base": {"model": "org/other"}, "train": {}}},
+    ):
+        store.put(key, replace(spec, **other).to_json())  # type: ignore[arg-type]
+        assert retrains.trained(store, "fam", champion) == Trained("4", frozenset({one.id}), {}, None)
+    store.delete(key)
+    assert retrains.trained(store, "fam", champion).drops == {one.id}
 
 
 def test_a_retrain_that_ended_is_known_once_and_rubbish_is_passed_over(store: Store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -337,6 +338,72 @@ def test_a_run_that_is_faster_keeps_its_drop(store: Store, rules: Callable[[str]
     assert not intake_ledger.supersede(store, "fam", one, "d1", "too late")
     assert list(intake_ledger.superseded(store)) == []
     assert ledger.newest_owner(store, "fam", one) == "run-1"
+
+
+@pytest.mark.parametrize("torn", [b"", b"{", b"\0" * 60, b"[]"], ids=["empty", "cut", "zeros", "list"])
+def test_drops_whose_markers_are_torn_are_those_of_their_entries(
+    store: Store, rules: Callable[[str], Asked], torn: bytes
+) -> None:
+    intake = rules(WINDOW)
+    come(store, "d1", "d2", "d3")
+    intake(store)
+    known = ids(store)
+    for name in ("d1", "d2"):
+        store.put(layout.pending_key("fam", known[name]), torn)
+    assert intake(store).keys == []  # they are as old as their markers
+    age_markers(store, torn)
+    (key,) = intake(store).keys
+    batch = parse_partition_key(key)["id"]
+    store.put(layout.pending_key("fam", batch), torn)  # and the batch stays one
+    come(store, "d4")
+    assert intake(store).keys == [key]
+    assert sorted(part["drop"] for part in plan(store, key)["parts"]) == ["d1", "d2", "d3"]
+    assert list(intake_ledger.superseded(store)) == []
+
+    latest = rules("intake: {latest_only: true}")
+    come(store, "d5")
+    latest(store)
+    come(store, "d6")
+    entered = [info.key for info in store.list(layout.PENDING)]
+    assert entered
+    for info in store.list(layout.PENDING):
+        store.put(info.key, torn)
+    assert [key.split("/")[2] for key in latest(store).keys] == ["d6"]
+    assert {one.drop for one in intake_ledger.superseded(store)} == {"d4", "d5"}
+
+
+def age_markers(store: Store, torn: bytes) -> None:
+    """As `older`, also for markers that say nothing."""
+    for info in store.list(layout.PENDING):
+        if store.get(info.key) == torn:
+            assert isinstance(store, FolderStore)
+            os.utime(store.root / info.key, (info.modified - 31 * 60,) * 2)
+        else:
+            note = json.loads(store.get(info.key))
+            note["at"] = (datetime.fromisoformat(note["at"]) - timedelta(minutes=31)).isoformat()
+            store.put(info.key, json.dumps(note).encode())
+
+
+@pytest.mark.parametrize("fault", ["name", "entry"])
+def test_a_drop_that_cannot_be_in_a_batch_holds_no_other(
+    store: Store, rules: Callable[[str], Asked], fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    intake = rules(WINDOW)
+    come(store, "d1", "d2", "d3", "d4", "d5")
+    intake(store)
+    known = ids(store)
+    bad = layout.ledger_key("fam", known["d2"])
+    if fault == "entry":
+        store.put(bad, b"{")
+    else:  # as one whose marker had another name once
+        store.put(bad, store.get(bad).replace(b'"d2"', b'"d4"'))
+    older(store, 31)
+    keys = intake(store).keys
+    planned = [plan(store, key, f"run-{number}") for number, key in enumerate(keys)]
+    taken = sorted(part["drop"] for one in planned for part in one["parts"])
+    assert taken == (["d1", "d3", "d4", "d5"] if fault == "entry" else ["d1", "d3", "d4", "d4", "d5"])
+    assert "Drops of family fam cannot become one run" in caplog.text
+    assert [one for _, one in ledger.pending(store)] == ([known["d2"]] if fault == "entry" else [])
 
 
 def test_a_broken_file_holds_its_family_s_drops_and_no_other(

@@ -248,6 +248,16 @@ def test_the_header_of_safetensors_that_says_it_is_huge_is_not_read(tmp_path: Pa
         pass
 
 
+@pytest.mark.parametrize("size", [0, 5, 1000])
+def test_weights_that_are_torn_are_an_error_that_names_the_file(tmp_path: Path, size: int) -> None:
+    base = Path(make_base(tmp_path / "base"))
+    (base / "consolidated.safetensors").write_bytes(b"which nobody reads")
+    load_weights(AutoModelForCausalLM, base)
+    os.truncate(base / "model.safetensors", size)
+    with pytest.raises(RecipeError, match=r"model\.safetensors cannot be read: .*Write the file there again"):
+        load_weights(AutoModelForCausalLM, base)
+
+
 def test_all_loading_goes_through_one_place_that_runs_no_code() -> None:
     """The auto classes ask at a terminal where `trust_remote_code` is left out."""
     calls = 0

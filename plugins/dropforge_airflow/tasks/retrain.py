@@ -126,7 +126,7 @@ def what_is_there(
     champion = find_champion(name, build_recipe(plain).promote.alias)
     return There(
         drops=[Arrival(drop.drop, drop.id) for drop in ledger.arrived(store, name)],
-        champion=None if champion is None else retrains.trained(store, champion),
+        champion=None if champion is None else retrains.trained(store, name, champion),
         base={key: plain["base"].get(key) for key in ("model", "revision", "scratch")},
         recipe=plain,
         running=running,

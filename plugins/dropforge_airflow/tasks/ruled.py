@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 
 from dropforge import intake_ledger, layout, ledger
 from dropforge.drop import Drop
@@ -101,9 +103,10 @@ def _ruled(
     for one, reason in decided.held.items():
         hold(store, by_id[one], reason)
     drops = {one.id: one for one in waiting}
-    made = [_gather(store, name, family, [drops[one] for one in ids]) for ids in decided.batches]
+    alone: list[str] = []
+    made = [_gather(store, name, family, [drops[one] for one in ids], alone) for ids in decided.batches]
     if not any(made):
-        return Ruled(name, [by_id[one] for one in decided.go], family.intake, after)
+        return Ruled(name, [by_id[one] for one in (*decided.go, *alone)], family.intake, after)
     # The batches wait now in the place of their drops, and take the turns that were free for them.
     return _ruled(store, name, family, read_markers(store, f"{layout.PENDING}{name}/", pool), now, pool, most_bytes)
 
@@ -112,6 +115,7 @@ def _settled(store: Store, name: str, markers: Sequence[Marker], pool: ThreadPoo
     """The markers with an entry in the ledger, less the drops of batches, which an intake that was cut off left."""
     entries = store.sizes(layout.entries_prefix(name))
     known = [marker for marker in markers if layout.ledger_key(name, marker.id) in entries]
+    known = list(pool.map(partial(_by_entry, store, _doubtful(known)), known))
     batches = [marker for marker in known if marker.note.get("batch")]
     gone: set[str] = set()
     for batch in pool.map(lambda marker: _entry(store, name, marker.id), batches):
@@ -124,6 +128,24 @@ def _settled(store: Store, name: str, markers: Sequence[Marker], pool: ThreadPoo
     return [marker for marker in known if marker.id not in gone]
 
 
+def _doubtful(markers: Sequence[Marker]) -> frozenset[str]:
+    """Ids of drops whose markers are torn, or have one name, which two that came at once may have by chance."""
+    names = Counter(_name(marker) for marker in markers)
+    return frozenset(marker.id for marker in markers if not marker.note.get("drop") or names[_name(marker)] > 1)
+
+
+def _name(marker: Marker) -> tuple[str, str]:
+    return str(marker.note.get("bucket")), str(marker.note.get("drop"))
+
+
+def _by_entry(store: Store, doubtful: Container[str], marker: Marker) -> Marker:
+    """The marker as the entry of its drop has it, which is right where the two differ."""
+    entry = _entry(store, marker.family, marker.id) if marker.id in doubtful else None
+    if entry is None:
+        return marker
+    return replace(marker, note=intake_ledger.by_entry(store, entry, marker.note, marker.info.modified))
+
+
 def _entry(store: Store, name: str, drop_id: str) -> Drop | None:
     """A drop as it was entered; None if that cannot be read, which is told where its event would be sent."""
     try:
@@ -132,13 +154,22 @@ def _entry(store: Store, name: str, drop_id: str) -> Drop | None:
         return None
 
 
-def _gather(store: Store, name: str, family: Family, drops: Sequence[Waiting]) -> bool:
-    """Make one of several drops; False if that cannot be done, and then they go on waiting."""
+def _gather(store: Store, name: str, family: Family, drops: Sequence[Waiting], alone: list[str]) -> bool:
+    """Make one of several drops; two of what cannot be one, so that no drop holds the others. False if none was made.
+
+    :param alone: gets the drops that cannot even be a batch by themselves: their own run says why.
+    """
     recipe = {**family.overrides(), "extends": family.preset}
     try:
         batch = intake_ledger.gather(store, name, drops, recipe)
     except DropforgeError as error:
         log.error("Drops of family %s cannot become one run: %s", name, error)
+    else:
+        log.info("Drops %s of family %s become one run, as batch %s", [one.drop for one in drops], name, batch.id)
+        return True
+    if len(drops) == 1:
+        alone.append(drops[0].id)
         return False
-    log.info("Drops %s of family %s become one run, as batch %s", [one.drop for one in drops], name, batch.id)
-    return True
+    half = len(drops) // 2
+    made = [_gather(store, name, family, part, alone) for part in (drops[:half], drops[half:])]
+    return any(made)
