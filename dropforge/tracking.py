@@ -532,7 +532,7 @@ def register_checkpoint(
         spec.family,
         source=source,
         run_id=spec.tracking.run_id if spec.tracking else None,
-        tags={**_provenance(spec, model), TAG_CHECKPOINT: digest, TAG_STEP: str(step)},
+        tags={**_provenance(mlflow, spec, model), TAG_CHECKPOINT: digest, TAG_STEP: str(step)},
         description=f"Checkpoint step-{step} of run {spec.run} on dataset {spec.dataset_digest[:12]}",
         model_id=model_id,
     )
@@ -610,7 +610,7 @@ def _version(mlflow: MlflowClient, spec: RunSpec, report: Mapping[str, Any]) -> 
         spec.family,
         source=source,
         run_id=spec.tracking.run_id if spec.tracking else None,
-        tags=_provenance(spec, model),
+        tags=_provenance(mlflow, spec, model),
         description=_made_by(spec),
     )
 
@@ -675,10 +675,12 @@ def _registered_model(mlflow: MlflowClient, spec: RunSpec) -> None:
         registered_name.check_name(mlflow.tracking_uri, spec.family)
 
 
-def _provenance(spec: RunSpec, model: Mapping[str, Any]) -> dict[str, str]:
+def _provenance(mlflow: MlflowClient, spec: RunSpec, model: Mapping[str, Any]) -> dict[str, str]:
+    run = None if spec.tracking is None else mlflow.get_run(spec.tracking.run_id)
+    opened = None if run is None else run.data.tags.get(TAG_RUN_DIGEST)
     return {
         TAG_RUN: spec.run,
-        TAG_RUN_DIGEST: spec.digest,
+        **({TAG_RUN_DIGEST: opened} if opened else {}),
         **_data(spec),
         TAG_MODEL: str(model["digest"]),
         **_origins(spec, model),

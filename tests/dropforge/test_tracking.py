@@ -158,14 +158,18 @@ def test_the_alias_moves_only_by_the_rule(server: str, spec: RunSpec) -> None:
 def test_where_a_run_began_stands_on_it_and_on_its_version(server: str, spec: RunSpec) -> None:
     start = Start(asked="champion", kind="champion", run="one", version="3", digest="d" * 64)
     code = {"wheel": "s3://b/w/own-1.0-py3-none-any.whl", "sha256": "e" * 64}
-    begun = opened(server, replace(spec, start=start, recipe={**spec.recipe, "code": code}))
-    tracking.register(server, begun, REPORT, verdict(True), alias="champion", compared_with=None)
+    begun = opened(server, replace(spec, start=start, recipe={**spec.recipe, "code": code}, drop={"id": "x"}))
     mlflow = tracking.client(server)
     assert begun.tracking is not None
+    tracking.note(server, begun.tracking.run_id, tracking.TAG_RUN_DIGEST, "f" * 64)
+    tracking.register(server, begun, REPORT, verdict(True), alias="champion", compared_with=None)
     told = "version 3, run one, digest dddddddddddd"
     assert mlflow.get_run(begun.tracking.run_id).data.tags[tracking.TAG_START] == told
     tags = mlflow.get_model_version(spec.family, "1").tags
     assert (tags[tracking.TAG_START], tags[tracking.TAG_CODE]) == (told, f"own-1.0-py3-none-any.whl ({'e' * 64})")
+    champion = tracking.champion(server, spec.family)
+    assert champion is not None
+    assert (champion.drop, champion.dataset, champion.run_digest) == ("x", spec.dataset_digest, "f" * 64)
 
 
 @pytest.mark.parametrize("uri", ELSEWHERE)
