@@ -239,10 +239,10 @@ def check_forgotten(store: Store, before: Manifest, made: Manifest, asked: Colle
         version is not the newest one then.
     """
     was = before.counts.get(Filtered.FORGOTTEN, 0)
-    if back := sum(_brought_back(store, step, made) for step in before.steps):
+    if back := sum(_brought_back(store, step, made, before) for step in before.steps):
         raise DataError(
             f"family {before.family}",
-            f"{was} rows are forgotten, and other rules would bring {back} of them back",
+            f"{max(was, back)} rows are forgotten, and other rules would bring {back} of them back",
             "Take the rules of before, or replace the drops that hold those rows and begin another family",
         )
     more = set(asked) - set(before.rules.get("forgotten", ()))
@@ -254,22 +254,54 @@ def check_forgotten(store: Store, before: Manifest, made: Manifest, asked: Colle
         raise DataError(f"family {before.family}", "no row of its drops is what is to be forgotten", mend)
 
 
-def _brought_back(store: Store, step: Step, made: Manifest) -> int:
-    """How many rows of a drop ended as forgotten and would be learned in another version.
+def _brought_back(store: Store, step: Step, made: Manifest, before: Manifest) -> int:
+    """How many rows of a drop ended as forgotten in a version of `before` or earlier and would be learned in another
+    one.
 
     What other rules filter or cannot read does not come back. Where a ledger or a place is gone, numbers count.
     """
-    then = step.counts.get(Filtered.FORGOTTEN, 0)
     later = next((one for one in made.steps if one.drop == step.drop), None)
-    now = later.counts.get(Filtered.FORGOTTEN, 0) if later else 0
-    if not then or (later and later.files["ledger"] == step.files["ledger"]):
+    if later and later.files["ledger"] == step.files["ledger"]:
         return 0
+    then, now = (one.counts.get(Filtered.FORGOTTEN, 0) if one else 0 for one in (step, later))
+    if later is None:
+        return then
     try:
-        rows = [*_at(store, step, later, pc.field("end") == Filtered.FORGOTTEN)] if later else []
+        rows = [*_at(store, step, later, _FORGOTTEN)] if then else []
     except MissingObjectError:
         return max(0, then - now)
-    gone = [row for row in rows if row["end"] == Filtered.FORGOTTEN or not row["key"]]
-    return max(0, then - len(gone))
+    back = _learned(rows)
+    missing = then - len(rows)
+    # Rules between may have filtered them, and then they no longer ended as forgotten.
+    for earlier in _earlier(store, before, step):
+        with suppress(MissingObjectError):
+            back |= _learned(_at(store, earlier, later, _FORGOTTEN))
+    return len(back) + max(0, missing)
+
+
+def _learned(rows: Iterable[Mapping[str, Any]]) -> set[tuple[str, int]]:
+    """Places of a ledger's rows that are neither forgotten nor filtered."""
+    return {(row["file"], row["position"]) for row in rows if row["key"] and row["end"] != Filtered.FORGOTTEN}
+
+
+_FORGOTTEN: Final = pc.field("end") == Filtered.FORGOTTEN
+
+
+def _earlier(store: Store, version: Manifest, step: Step) -> Iterator[Step]:
+    """A drop's steps by the rules of before, and those before them; each ledger once that has forgotten rows."""
+    seen, earlier = {step.files["ledger"]}, version.rules.get("sides_of")
+    while earlier and earlier not in seen:
+        seen.add(earlier)
+        try:
+            manifest = read_manifest(store, layout.manifest_key(version.family, earlier))
+        except (DataError, MissingObjectError):
+            return
+        for one in manifest.steps:
+            if one.drop == step.drop and one.files["ledger"] not in seen:
+                seen.add(one.files["ledger"])
+                if one.counts.get(Filtered.FORGOTTEN, 0):
+                    yield one
+        earlier = manifest.rules.get("sides_of")
 
 
 def no_family(family: str) -> DataError:

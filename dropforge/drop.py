@@ -110,6 +110,8 @@ class Drop(BaseModel):
     completed: float = 0.0
     """When its `_SUCCESS` was written, as the store tells it (Unix time), see `dropforge.ledger.in_order`; 0 where
     nobody noted it."""
+    again: float = 0.0
+    """When the same bytes were last uploaded there after others had been, likewise; 0 if they never were."""
 
     @property
     def prefix(self) -> str:

@@ -56,7 +56,7 @@ def by_entry(store: Store, drop: Drop, note: Mapping[str, Any], written: float) 
 
     :param written: when the marker was, Unix time.
     """
-    found = {"at": datetime.fromtimestamp(written, UTC).isoformat(), "completed": drop.completed, **note}
+    found = {"at": datetime.fromtimestamp(written, UTC).isoformat(), "completed": drop.again or drop.completed, **note}
     if drop.parts and store.stat(layout.batch_key(drop.family, drop.id)) is not None:
         found["batch"] = True
     return {**found, "drop": drop.drop, "bucket": drop.bucket, "bytes": drop.total_bytes, "files": len(drop.files)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -41,23 +42,60 @@ class Claim:
 def record(store: Store, drop: Drop) -> Drop | None:
     """Enter a complete drop, and return its entry; None if the same bytes were entered before. It becomes pending.
 
+    Bytes that were entered before may lie elsewhere by now, or be under their name again after others: see `_moved`.
+
     Two drops may list the same checksums and hold other bytes. Where no run has read the first one's files, and these
     are gone or were changed, it takes the place of the first one; where they are there, its id is that of its objects.
     """
     known = _find_entry(store, drop.family, drop.id)
     if known is None:  # of two that come at once the second one may hold other bytes
         return drop if _enter(store, drop) else record(store, drop)
-    if _holding(store, known, drop) is not None:
-        return None
-    if "://" in known.prefix or _is_there(store, known):  # another bucket is not looked into
+    if (held := _holding(store, known, drop)) is not None:
+        return _moved(store, held, drop)
+    if _may_be_there(store, known):
         own = drop.model_copy(update={"id": identity_of_objects(drop)})
         return own if _enter(store, own) else None
+    return _replace(store, drop)
+
+
+def _replace(store: Store, drop: Drop) -> Drop:
+    """Put a drop in the place of an entry that no run can read any more."""
     # Pending first, the entry last: a crash in between is mended by the next message.
     wait(store, drop)
     store.delete_all(layout.claims_prefix(drop.family, drop.id))
     store.delete(layout.superseded_key(drop.family, drop.id))
     store.put(layout.ledger_key(drop.family, drop.id), drop.to_json())
     return drop
+
+
+def _moved(store: Store, held: Drop, drop: Drop) -> Drop | None:
+    """Note in an entry that its bytes were uploaded again; returned if they wait for a run by that.
+
+    They do where the entry's files are gone, under another name, before a run has read them; and where a rule of
+    the family has passed them over for what was uploaded since, under their name or at all.
+    """
+    same_place = held.prefix == drop.prefix
+    if not held.uploaded or (drop.completed <= max(held.completed, held.again) if same_place else False):
+        return None
+    if not same_place:
+        if _may_be_there(store, held):
+            return None
+        if store.stat(layout.proven_key(held.family, held.id)) is None:
+            return _replace(store, drop.model_copy(update={"id": held.id}))
+    # The family's order stays: a calendar takes what came after the champion's drops.
+    moved = drop.model_copy(update={"id": held.id, "completed": held.completed, "again": drop.completed})
+    newest = moved.model_copy(update={"completed": moved.again})
+    passed_over = superseded_because(store, held.family, held.id) is not None
+    if passed_over:
+        wait(store, newest)
+        store.delete_all(layout.claims_prefix(held.family, held.id))
+        store.delete(layout.superseded_key(held.family, held.id))
+    elif (marker := store.stat(layout.pending_key(held.family, held.id))) is not None:
+        with suppress(MissingObjectError, UnreadableError):
+            note = {**read_object(store, marker.key), "drop": moved.drop, "completed": newest.completed}
+            store.put_if_match(marker.key, json.dumps(note).encode(), marker.etag)
+    store.put(layout.ledger_key(held.family, held.id), moved.to_json())
+    return moved if passed_over else None
 
 
 def _enter(store: Store, drop: Drop) -> bool:
@@ -86,6 +124,11 @@ def _holding(store: Store, known: Drop, drop: Drop) -> Drop | None:
 
 def _objects(drop: Drop) -> dict[str, tuple[int, str]]:
     return {file.key: (file.size, file.etag) for file in drop.files}
+
+
+def _may_be_there(store: Store, drop: Drop) -> bool:
+    """Whether the files of an entry are still there, which of those in another bucket nobody looks at."""
+    return "://" in drop.prefix or _is_there(store, drop)
 
 
 def _is_there(store: Store, drop: Drop) -> bool:
@@ -175,7 +218,8 @@ def read_entry(store: Store, key: str) -> Drop:
 
 
 def arrived(store: Store, family: str) -> tuple[Drop, ...]:
-    """The family's uploads in the order in which they were completed; of those under one name the last.
+    """The family's uploads in the order in which they were completed; of those under one name the last, though the
+    same bytes had been there before.
 
     Of an entry that does not say it, the time of the entry counts. Two within a second stand by their names.
 
@@ -187,7 +231,7 @@ def arrived(store: Store, family: str) -> tuple[Drop, ...]:
         ((int(drop.completed or when), int(when), drop.drop, drop) for when, drop in found if drop.uploaded),
         key=lambda one: one[:3],
     )
-    last = {drop.drop: drop for *_, drop in order}
+    last = {drop.drop: drop for *_, drop in sorted(order, key=lambda one: max(one[0], int(one[-1].again)))}
     return tuple(drop for *_, name, drop in order if last[name].id == drop.id)
 
 

@@ -198,7 +198,7 @@ def find_finished(tracking_uri: str, family: str, run: str, tags: Mapping[str, s
     if found is None or found.info.status != "FINISHED":
         return None
     told = found.data.tags
-    if any(name in tags and told.get(name) == tags[name] for name in (TAG_DAG_RUN, TAG_PARENT)):
+    if _is_own(told, tags):
         return None
     version = told.get(TAG_VERSION, "")
     if not version:
@@ -211,6 +211,17 @@ def find_finished(tracking_uri: str, family: str, run: str, tags: Mapping[str, s
             raise
         return None  # deleted since
     return Finished(run, version, found.info.run_id, found.info.experiment_id)
+
+
+def holder(tracking_uri: str, family: str, run: str, tags: Mapping[str, str]) -> str | None:
+    """Return the run of Airflow that opened the run of this name last, if it is another's, as `find_finished` says."""
+    mlflow = client(tracking_uri)
+    found = find_run(mlflow, experiment_of(mlflow, family), run)
+    return None if found is None or _is_own(found.data.tags, tags) else found.data.tags.get(TAG_DAG_RUN)
+
+
+def _is_own(told: Mapping[str, str], tags: Mapping[str, str]) -> bool:
+    return any(name in tags and told.get(name) == tags[name] for name in (TAG_DAG_RUN, TAG_PARENT))
 
 
 def log_drop(tracking_uri: str, run_id: str, entry: bytes) -> None:

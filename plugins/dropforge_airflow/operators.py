@@ -99,7 +99,7 @@ class OpenRunOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         key = getattr(context["dag_run"], "partition_key", None)
         try:
-            opened = run.open_run(self.planned, self.curated, context["run_id"], self.forecast, key)
+            opened = run.open_run(self.planned, self.curated, context["run_id"], self.forecast, key, context["ti"])
         except run.NothingNew as error:
             told = {NOTHING_NEW: {**asdict(error.found), "told": str(error)}, MLFLOW_LINK_KEY: error.page}
             for name, value in {**told, "mlflow_url": error.page}.items():

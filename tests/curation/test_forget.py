@@ -105,6 +105,20 @@ def test_other_rules_do_not_bring_forgotten_rows_back(tmp_path: Path, recipe: Ma
     assert head.manifest.digest == without.digest
 
 
+def test_rows_that_rules_between_have_filtered_do_not_come_back_either(tmp_path: Path, recipe: MakeRecipe) -> None:
+    rows = [{"text": "write to jane@mail.example.org about her illness"}]
+    rows += [{"text": f"row number {n} of the test"} for n in range(40)]
+    store, _ = add(tmp_path, rows, recipe(scope="family"), 1)
+    key = forget.key_of(store, "fam", "a.jsonl@0")
+    forget.again(store, "fam", workdir=tmp_path / "f", say=lambda _: None, forget=key)
+    filtering = recipe(scope="family", pii={"action": "drop-row"})
+    _, between = add(tmp_path, [{"text": "something new"}], filtering, 2)
+    assert between.counts["personal_data"] == 1
+    add(tmp_path, [{"text": "and more of that"}], filtering, 3)
+    with pytest.raises(DataError, match="1 rows are forgotten, and other rules would bring 1 of them back"):
+        add(tmp_path, [{"text": "the newest"}], recipe(scope="family", pii={}), 4)
+
+
 @pytest.mark.parametrize("other", [{"quality": {"gopher": {"min_words": 4}}}, {"data": {"columns": {"text": "body"}}}])
 def test_what_other_rules_filter_or_cannot_read_does_not_come_back(
     other: dict[str, Any], tmp_path: Path, recipe: MakeRecipe

@@ -21,9 +21,9 @@ def make(name: str = "d", content: str = "sha256:00", etag: str = "e") -> Drop:
 
 
 def test_a_drop_is_entered_once(store: Store) -> None:
-    drop = make()
+    drop = lay(store, "d", b"x")
     assert ledger.record(store, drop)
-    assert not ledger.record(store, make("other-name"))
+    assert not ledger.record(store, lay(store, "other-name", b"x"))
     assert list(ledger.pending(store)) == [("fam", drop.id)]
     assert ledger.read(store, "fam", drop.id) == drop
     with pytest.raises(MissingObjectError):
@@ -131,6 +131,47 @@ def test_what_was_repaired_or_moved_before_a_run_has_read_it_waits_again(store: 
     assert ledger.record(store, mended) is None
 
 
+def later(store: Store, name: str, text: bytes, completed: float) -> Drop:
+    """Upload a file and list it under its own checksum."""
+    made = make(name, f"sha256:{text.hex()}", lay(store, name, text).files[0].etag)
+    return made.model_copy(update={"completed": completed})
+
+
+def test_bytes_whose_first_place_has_others_by_now_wait_where_they_lie(store: Store) -> None:
+    bob, alice = later(store, "bob", b"x", 10), later(store, "alice", b"x", 20)
+    assert (ledger.record(store, bob), ledger.record(store, alice)) == (bob, None)
+    ledger.claim(store, "fam", bob.id, "failed")
+    other = later(store, "bob", b"y", 30)
+    assert ledger.record(store, other) == other
+    assert ledger.record(store, alice) == alice
+    assert set(ledger.pending(store)) == {("fam", other.id), ("fam", alice.id)}
+    assert {drop.drop: drop.id for drop in ledger.arrived(store, "fam")} == {"bob": other.id, "alice": alice.id}
+    assert ledger.record(store, alice) is None
+    # Once a run has read them they need no other one, and still lie there.
+    ledger.claim(store, "fam", alice.id, "first")
+    ledger.prove(store, "fam", [alice.id])
+    store.delete_all(layout.drop_prefix("fam", "alice"))
+    assert ledger.record(store, later(store, "carol", b"x", 40)) is None
+    assert {drop.drop: drop.id for drop in ledger.arrived(store, "fam")} == {"bob": other.id, "carol": alice.id}
+    assert list(ledger.pending(store)) == [("fam", other.id)]
+
+
+def test_of_uploads_under_one_name_the_last_counts_though_its_bytes_came_before(store: Store) -> None:
+    between, one = later(store, "between", b"z", 15), later(store, "d", b"x", 10)
+    for drop in (one, between, later(store, "d", b"y", 20)):
+        assert ledger.record(store, drop) == drop
+    ledger.claim(store, "fam", one.id, "first")
+    ledger.prove(store, "fam", [one.id])
+    again = later(store, "d", b"x", 30)
+    for _ in range(2):
+        assert ledger.record(store, again) is None
+    assert [(drop.drop, drop.id) for drop in ledger.arrived(store, "fam")] == [("d", one.id), ("between", between.id)]
+    assert ("fam", one.id) not in ledger.pending(store)
+    # Nor does a message that comes late change that.
+    assert ledger.record(store, one) is None
+    assert ledger.read(store, "fam", one.id).again == 30
+
+
 def test_of_two_that_come_at_once_none_is_lost(store: Store) -> None:
     drops = [lay(store, f"d{number}", bytes([number])) for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
@@ -141,7 +182,8 @@ def test_of_two_that_come_at_once_none_is_lost(store: Store) -> None:
 
 
 def test_of_one_upload_under_two_names_at_once_the_marker_has_the_name_of_the_entry(tmp_path: Path) -> None:
-    one, other = make("one"), make("other")
+    files = FolderStore(tmp_path)
+    one, other = lay(files, "one", b"x"), lay(files, "other", b"x")
 
     class Store(FolderStore):
         """One in which another intake is faster by the moment between two writes."""

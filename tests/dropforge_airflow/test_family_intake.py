@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -382,6 +383,30 @@ def age_markers(store: Store, torn: bytes) -> None:
             note = json.loads(store.get(info.key))
             note["at"] = (datetime.fromisoformat(note["at"]) - timedelta(minutes=31)).isoformat()
             store.put(info.key, json.dumps(note).encode())
+
+
+@pytest.mark.parametrize("text", [WINDOW, "intake: {latest_only: true, rate: 1 per hour}"])
+def test_an_upload_that_is_put_right_with_the_bytes_of_before_gets_its_run(
+    store: Store, rules: Callable[[str], Asked], text: str
+) -> None:
+    intake = rules(text)
+    ends: list[str] = []
+    for number, body in enumerate(("first", "right", "wrong", "right")):
+        time.sleep(1.1)  # times of S3 and of files have whole seconds
+        name = "other" if number == 0 else "daily"
+        arrive(store, upload(store, "fam", name, f'{{"text": "{body}"}}'), salt=str(number))
+        ends += intake(store).keys
+    older(store, 61)
+    state = layout.rules_key("fam")
+    if store.stat(state) is not None:
+        store.delete(state)
+    right = next(drop for drop in ledger.arrived(store, "fam") if drop.drop == "daily")
+    assert store.get("drops/fam/daily/a.jsonl") == b'{"text": "right"}'
+    ends += intake(store).keys
+    parts = {part.id for key in ends for part in ledger.read(store, "fam", parse_partition_key(key)["id"]).parts}
+    assert right.id in parts | {parse_partition_key(key)["id"] for key in ends}
+    assert right.id not in {one.id for one in intake_ledger.superseded(store)}
+    assert next(one.id for one in intake_ledger.superseded(store) if one.drop == "daily") != right.id
 
 
 @pytest.mark.parametrize("fault", ["name", "entry"])

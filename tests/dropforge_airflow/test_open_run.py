@@ -74,6 +74,17 @@ def test_a_run_that_others_have_finished_and_registered_stays_as_it_is(
     for status in ("RUNNING", "FAILED", "FINISHED"):
         mlflow.update_run(opened["mlflow_run"], status=status)
         assert open_run(PLAN, CURATED, f"after-{status}")["run"] == opened["run"]
+    # But one for which another run of Airflow is running is left to it.
+    states = {"after-FINISHED": "running"}
+    ti = SimpleNamespace(dag_id="dropforge_finetune", get_dagrun_state=lambda dag, run: states[run])
+    before = seen(), run_json()
+    (beside,) = {open_run(second, CURATED, "beside", ti=ti)["run"] for _ in range(2)}  # and is found again
+    assert beside.endswith("-2")
+    assert (seen(), run_json()) == before
+    states["after-FINISHED"] = "failed"
+    for run in ("after-it", "after-FINISHED"):
+        states[run] = "failed"
+        assert open_run(PLAN, CURATED, run, ti=ti)["run"] == opened["run"]
     mlflow.set_tag(opened["mlflow_run"], tracking.TAG_VERSION, "1")
     mlflow.set_terminated(opened["mlflow_run"], "FINISHED")
 
@@ -98,7 +109,7 @@ def test_a_run_that_others_have_finished_and_registered_stays_as_it_is(
     for more in ({"again": True}, {"sweep": sweeps.Member(by="s", parent="p", trial=1, candidate=False)}):
         asked = Plan(**{**second, **more})
         for _ in range(2):
-            assert open_run(asked, CURATED, "third")["run"] == f"{opened['run']}-2"
+            assert open_run(asked, CURATED, "third")["run"] == beside
     assert (seen(), run_json()) == before
     assert (
         open_run(PLAN, CURATED, "after-FINISHED")["mlflow_run"] == opened["mlflow_run"]

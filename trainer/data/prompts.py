@@ -7,6 +7,7 @@ prompt a chat template refuses stays among them, without tokens: a model that ca
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -40,12 +41,13 @@ class Prompt:
 
 
 def held_out(row: Row) -> tuple[Row, str] | None:
-    """The row before its last answer that is learned and says something, and that answer; None if there is none, or
-    nothing stands before it."""
+    """The row before its last answer that is learned, says something and calls no tool, and that answer; None if there
+    is none, or nothing stands before it."""
     messages, silent = row.messages or (), row.silent
     for turn in range(len(messages) - 1, 0, -1):
         role, content = messages[turn]
-        if role == "assistant" and content.strip() and turn not in silent:
+        calls = row.beside and "tool_calls" in row.beside[turn]
+        if role == "assistant" and content.strip() and turn not in silent and not calls:
             return row.until(turn), content
     return None
 
@@ -119,17 +121,20 @@ def _leads(tokenizer: Any) -> Callable[[Row, str, str], int | None]:
     if not isinstance(encoder, TemplateEncoder):
         return lambda *_: None
     template, added = encoder.template, {str(token): id for id, token in tokenizer.added_tokens_decoder.items()}
+    mark = re.compile("|".join(map(re.escape, sorted(filter(None, added), key=len, reverse=True))) or "(?!)")
 
     def lead(row: Row, prompt: str, answer: str) -> int | None:
         try:
             text = template.whole(row.turns, row.tools)
         except UnusableChatError:
             return None
-        head, found, _ = text.removeprefix(prompt).partition(answer.strip())
-        if not found or not text.startswith(prompt):
+        said = text.removeprefix(prompt)
+        # The last place: thoughts often name the answer. Nor is it a part of a mark.
+        place = mark.sub(lambda found: "\0" * len(found.group()), said).rfind(answer.strip())
+        if place < 0 or not text.startswith(prompt):
             return None
-        last = max(((head.rfind(token), id) for token, id in added.items() if token and token in head), default=None)
-        return None if last is None else int(last[1])
+        before = mark.findall(said[:place])
+        return int(added[before[-1]]) if before else None
 
     return lead
 

@@ -6,8 +6,9 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowSkipException
@@ -23,6 +24,7 @@ from dropforge.settings import Settings, from_env
 from dropforge.store import MissingObjectError, Store
 from dropforge.tracking import Finished, Status
 from dropforge_airflow import connection
+from dropforge_airflow.dag_runs import ACTIVE, state_of
 from dropforge_airflow.job_manifests import kind_for, manifest
 from dropforge_airflow.tasks import bundle, meter, turn
 from dropforge_airflow.tasks.data import Curated
@@ -48,6 +50,7 @@ def open_run(
     run_id: str | None = None,
     forecast: Mapping[str, Any] | None = None,
     partition_key: str | None = None,
+    ti: Any = None,
 ) -> Opened:
     """The task: open the MLflow run and write `run.json`. Trying again opens the same run.
 
@@ -67,7 +70,7 @@ def open_run(
         sweep = planned.get("sweep")
         sweeps.refuse_stopped(store, planned["family"], sweep)
         tags = {tracking.TAG_DAG_RUN: run_id or ""} | (sweep_tracking.trial_tags(sweep) if sweep else {})
-        spec, found = name_run(settings, planned, curated, recipe, tags)
+        spec, found = name_run(settings, planned, curated, recipe, tags, partial(_is_going, ti))
         if found is not None:
             log.info("%s. Tick `again` in the form, or drop it with --again, to train on it all the same", found)
             in_flight.run_ended(store, partition_key, run_id or "")
@@ -114,23 +117,36 @@ def open_run(
 
 
 def name_run(
-    settings: Settings, planned: Plan, curated: Curated, recipe: Recipe, tags: Mapping[str, str]
+    settings: Settings,
+    planned: Plan,
+    curated: Curated,
+    recipe: Recipe,
+    tags: Mapping[str, str],
+    is_going: Callable[[str], bool],
 ) -> tuple[RunSpec, Finished | None]:
     """Return what `run.json` will say, and who has done it all already, if others have.
 
     Two drops of the same rows count each for itself. A run that is to train all the same takes the next counter that
-    is free of finished runs.
+    is free of finished runs, and each one that is free of those for which another run of Airflow is running.
 
-    :param tags: by which its MLflow run is known as its own.
+    :param tags: by which its MLflow run is known as its own. :param is_going: whether a run of Airflow is running.
     """
     from dropforge import tracking
 
     for counter in itertools.count(planned["counter"]):
         spec = make_spec(settings, Plan(**{**planned, "counter": counter}), curated, recipe)
         found = tracking.find_finished(settings.tracking_uri, spec.family, spec.run, tags)
+        holder = None if found is not None else tracking.holder(settings.tracking_uri, spec.family, spec.run, tags)
+        if holder and is_going(holder):
+            log.info("Run %s of the same rows and recipe is running for %s, and is left to it", spec.run, holder)
+            continue
         if found is None or not (planned.get("again") or planned.get("sweep")):
             return spec, found
     raise AssertionError  # the count has no end
+
+
+def _is_going(ti: Any, run: str) -> bool:
+    return ti is not None and state_of(ti, ti.dag_id, run) in ACTIVE
 
 
 def make_spec(settings: Settings, planned: Plan, curated: Curated, recipe: Recipe) -> RunSpec:
