@@ -90,14 +90,6 @@ def test_a_row_that_a_template_refuses_is_asked_of_nobody_but_stays() -> None:
     assert taken.ids
 
 
-def test_an_answer_that_calls_a_tool_is_not_held_out_by_its_text_alone() -> None:
-    call = {"tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {}}}]}
-    talk = (("user", "the cat"), ("assistant", "sees"))
-    assert held_out(Row(b"k" * 16, talk, None, beside=({}, call))) is None
-    longer = Row(b"k" * 16, (*talk, ("tool", "seen"), ("assistant", "follows")), None, beside=({}, call, {}, {}))
-    assert (held_out(longer) or ("", ""))[1] == "follows"
-
-
 def test_prompts_outlive_a_file(tokenizer: Any, tmp_path: Path) -> None:
     found = make_prompts(tokenizer, [row(TALK), row(TALK[1:])], 2)
     write_prompts(found, tmp_path / "prompts.json")

@@ -41,13 +41,12 @@ class Prompt:
 
 
 def held_out(row: Row) -> tuple[Row, str] | None:
-    """The row before its last answer that is learned, says something and calls no tool, and that answer; None if there
-    is none, or nothing stands before it."""
+    """The row before its last answer that is learned and says something, and that answer; None if there is none, or
+    nothing stands before it."""
     messages, silent = row.messages or (), row.silent
     for turn in range(len(messages) - 1, 0, -1):
         role, content = messages[turn]
-        calls = row.beside and "tool_calls" in row.beside[turn]
-        if role == "assistant" and content.strip() and turn not in silent and not calls:
+        if role == "assistant" and content.strip() and turn not in silent:
             return row.until(turn), content
     return None
 
