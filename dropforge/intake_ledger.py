@@ -59,7 +59,7 @@ def by_entry(store: Store, drop: Drop, note: Mapping[str, Any], written: float) 
     found = {"at": datetime.fromtimestamp(written, UTC).isoformat(), "completed": drop.again or drop.completed, **note}
     if drop.parts and store.stat(layout.batch_key(drop.family, drop.id)) is not None:
         found["batch"] = True
-    return {**found, "drop": drop.drop, "bucket": drop.bucket, "bytes": drop.total_bytes, "files": len(drop.files)}
+    return found | ledger.marked(drop)
 
 
 def gather(store: Store, family: str, drops: Sequence[Waiting], recipe: Mapping[str, Any]) -> Drop:

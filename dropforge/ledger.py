@@ -58,10 +58,10 @@ def record(store: Store, drop: Drop) -> Drop | None:
     return _replace(store, drop)
 
 
-def _replace(store: Store, drop: Drop) -> Drop:
-    """Put a drop in the place of an entry that no run can read any more."""
+def _replace(store: Store, drop: Drop, completed: float | None = None) -> Drop:
+    """Put a drop that waits for a run in the place of an entry. :param completed: by which it waits, if not its own."""
     # Pending first, the entry last: a crash in between is mended by the next message.
-    wait(store, drop)
+    wait(store, drop, **({} if completed is None else {"completed": completed}))
     store.delete_all(layout.claims_prefix(drop.family, drop.id))
     store.delete(layout.superseded_key(drop.family, drop.id))
     store.put(layout.ledger_key(drop.family, drop.id), drop.to_json())
@@ -74,28 +74,25 @@ def _moved(store: Store, held: Drop, drop: Drop) -> Drop | None:
     They do where the entry's files are gone, under another name, before a run has read them; and where a rule of
     the family has passed them over for what was uploaded since, under their name or at all.
     """
-    same_place = held.prefix == drop.prefix
-    if not held.uploaded or (drop.completed <= max(held.completed, held.again) if same_place else False):
+    if not held.uploaded:
         return None
-    if not same_place:
-        if _may_be_there(store, held):
+    if held.prefix == drop.prefix:
+        if drop.completed <= max(held.completed, held.again):
             return None
-        if store.stat(layout.proven_key(held.family, held.id)) is None:
-            return _replace(store, drop.model_copy(update={"id": held.id}))
+    elif _may_be_there(store, held):
+        return None
+    elif store.stat(layout.proven_key(held.family, held.id)) is None:
+        return _replace(store, drop.model_copy(update={"id": held.id}))
     # The family's order stays: a calendar takes what came after the champion's drops.
     moved = drop.model_copy(update={"id": held.id, "completed": held.completed, "again": drop.completed})
-    newest = moved.model_copy(update={"completed": moved.again})
-    passed_over = superseded_because(store, held.family, held.id) is not None
-    if passed_over:
-        wait(store, newest)
-        store.delete_all(layout.claims_prefix(held.family, held.id))
-        store.delete(layout.superseded_key(held.family, held.id))
-    elif (marker := store.stat(layout.pending_key(held.family, held.id))) is not None:
+    if superseded_because(store, held.family, held.id) is not None:
+        return _replace(store, moved, completed=moved.again)
+    if (marker := store.stat(layout.pending_key(held.family, held.id))) is not None:
         with suppress(MissingObjectError, UnreadableError):
-            note = {**read_object(store, marker.key), "drop": moved.drop, "completed": newest.completed}
+            note = {**read_object(store, marker.key), "drop": moved.drop, "completed": moved.again}
             store.put_if_match(marker.key, json.dumps(note).encode(), marker.etag)
     store.put(layout.ledger_key(held.family, held.id), moved.to_json())
-    return moved if passed_over else None
+    return None
 
 
 def _enter(store: Store, drop: Drop) -> bool:
@@ -168,9 +165,13 @@ def in_order(drop: Drop, last: float, now: float) -> Drop:
 
 def wait(store: Store, drop: Drop, **more: Any) -> None:
     """Put the drop's marker: it waits for a run."""
-    note = {"drop": drop.drop, "bucket": drop.bucket, "completed": drop.completed, **more}
-    note |= {"bytes": drop.total_bytes, "files": len(drop.files)}
+    note = {**marked(drop), "completed": drop.completed, **more}
     store.put(layout.pending_key(drop.family, drop.id), _stamp(note))
+
+
+def marked(drop: Drop) -> dict[str, Any]:
+    """What a drop's marker says of its entry, by which it may be filled again."""
+    return {"drop": drop.drop, "bucket": drop.bucket, "bytes": drop.total_bytes, "files": len(drop.files)}
 
 
 def place(store: Store, drop: Drop) -> Drop:
