@@ -107,8 +107,8 @@ def compare(card: Mapping[str, Any], earlier: Earlier | None) -> dict[str, Any] 
 
 def measured(card: Mapping[str, Any], parent: Manifest | None = None) -> dict[str, Any]:
     """What the gate needs of a card, for the manifest: `words` that were kept; `drift`, `retyped` columns, `lost`
-    files, `unknown_keys`, `causes` of faults, labels that may be `truths`, and `known_labels` of a family's drops, if
-    any; `labels` and their characters, where a classifier would not hold them.
+    files, `unknown_keys`, `causes` of faults, labels that may be `truths`, and `known_labels` of a family's drops and
+    which of them evaluation rows have, if any; `labels` and their characters, where a classifier would not hold them.
 
     :param parent: the version that the card's drop is added to, whose words count too.
     :returns: `drift` has `parent`, and `found`: by what the gate judges distance and chance in thousandths; and `rows`,
@@ -127,6 +127,7 @@ def measured(card: Mapping[str, Any], parent: Manifest | None = None) -> dict[st
         told["truths"] = dict(sorted(truths.items()))
     if known := card["statistics"].get("known_labels"):
         told["known_labels"] = known
+        told["evaluated_labels"] = card["statistics"]["evaluated_labels"]
     many, chars = card["statistics"].get("classes", (0, 0))
     if many > MOST_LABELS or chars > MOST_LABEL_CHARS:
         told["labels"] = [many, chars]

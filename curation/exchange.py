@@ -14,7 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from curation import caps, conflicts, continued, near
+from curation import caps, conflicts, continued, near, previous_sides
 from curation.engines.tables import Tables
 from curation.task import PRINTED, Rules, Task
 
@@ -81,19 +81,22 @@ select a.unit, b.label from labels_{next} a join labels_{next} b on a.label = b.
 MOVED: Final = """
 select count(*) from labels_{now} a join labels_{next} b on a.unit = b.unit where a.label <> b.label
 """
-#: Each unit of this drop, and each earlier one that it is tied to, which has the side that it was given then. `coin` is
-#: uniform: the smallest of several units is not, so that its halves change places.
+#: Each unit of this drop, and each earlier one that it is tied to, which has the side that it was given then, or that
+#: its rows had under other rules. `coin` is uniform: the smallest of several units is not, so that its halves change
+#: places.
 COMPONENTS: Final = """
 create table components as
 select u.unit, coalesce(l.label, u.unit) as label,
        case when m.label is null then hex(u.unit)
-            else substr(hex(m.label), 17, 16) || substr(hex(m.label), 1, 16) end as coin, c.side
+            else substr(hex(m.label), 17, 16) || substr(hex(m.label), 1, 16) end as coin,
+       c.side as before, coalesce(c.side, p.side) as side
 from (select unit from kept union select unit from ties) u
 left join labels_{now} l on u.unit = l.unit
 left join (select label from labels_{now} group by label having count(*) > 1) m on l.label = m.label
 left join (select o.unit, o.side
            from colours o join (select unit from kept union select unit from ties) n on o.unit = n.unit) c
   on u.unit = c.unit
+left join placed p on u.unit = p.unit
 """
 COLOURED: Final = """
 create table coloured as
@@ -109,7 +112,7 @@ from kept k join components c on k.unit = c.unit left join coloured h on c.label
 #: A component keeps the side that one of its units has. One that ties both sides has none, and its new rows go.
 SHADES: Final = """
 create table shades as
-select c.unit, c.side as before,
+select c.unit, c.before,
        case when h.label is null then case when c.coin < '{cut}' then 1 else 0 end
             when h.low = h.high then h.low end as side
 from components c left join coloured h on c.label = h.label
@@ -228,6 +231,7 @@ def load(
     for name in PRINTED if rules.near else ():
         tables.view(name, [task.printed(name) for task in tasks])
     nothing = NOTHING | conflicts.NOTHING | continued.NOTHING | (near.NOTHING if rules.near else {})
+    nothing |= previous_sides.NOTHING if rules.sides_of else {}
     if caps_file is not None:
         tables.view("caps", [caps_file])
         nothing |= caps.NOTHING
@@ -253,6 +257,7 @@ def settle(tables: Tables, rules: Rules, *, trained: bool = False, evaluated: bo
     tables.do(conflicts.ALIKE)
     continued.settle(tables)
     tables.do(TIES)
+    previous_sides.settle(tables, asked=bool(rules.sides_of))
     tables.do(COMPONENTS.format(now=_tie(tables)))
     tables.do(COLOURED)
     low, high, train, evaluation = tables.one(UNITS)

@@ -6,7 +6,7 @@ every unit keeps the side that it had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -72,19 +72,12 @@ def again(
 def _mend_sides(desk: Desk, version: Manifest, rules: Rules) -> None:
     """Make again what versions left whose sides later ones kept, the oldest first, as far as the rules are the same."""
     same = increments.shared(rules.facts())
-    older = [*takewhile(lambda old: increments.shared(old.rules) == same, _before(desk.store, version))]
+    older = [*takewhile(lambda old: increments.shared(old.rules) == same, increments.lineage(desk.store, version))]
     for old in reversed(older):
         forgotten, sides_of = tuple(old.rules.get("forgotten", ())), old.rules.get("sides_of", "")
         made = None
         for drop in increments.drops(desk.store, old):
             made = step(desk, drop, replace(rules, forgotten=forgotten, sides_of=sides_of), made, repair=True)
-
-
-def _before(store: Store, version: Manifest) -> Iterator[Manifest]:
-    """Versions whose sides were kept, by this one and by each in turn. :raises DataError: if one is gone."""
-    while digest := version.rules.get("sides_of"):
-        version = increments.read(store, version.family, digest)
-        yield version
 
 
 def _forgetting(rules: Rules, before: Manifest, name: bytes | None) -> Rules:
@@ -125,7 +118,7 @@ def key_of(store: Store, family: str, row: str) -> bytes:
     head = newest(store, family).manifest
     fates = explain(store, head, row)
     found = {fate.key: fate.file for fate in fates if fate.key}
-    older = _before(store, head)
+    older = increments.lineage(store, head)
     # The ledger keeps no key of a forgotten row; the version before it was forgotten has one.
     while (gone := any(map(_is_gone, fates))) and (version := next(older, None)) is not None:
         try:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 
+from curation.page import first_of
 from curation.reasons import Filtered
 from curation.stored_rows import stored_rows
 from curation.task import Rules
@@ -28,6 +29,9 @@ from dropforge.store import MissingObjectError, Store
 
 #: What the rules of a version say beyond the recipe.
 _OWN: Final = frozenset({"exact", "parent", "drop", "forgotten", "sides_of"})
+#: How many drops are told of that lose rows, and by which ends at most.
+_DROPS: Final = 5
+_ENDS: Final = 3
 #: Those that say on which side a row stands.
 _SPLIT: Final = ("eval_per_million", "split_salt")
 
@@ -231,6 +235,32 @@ def _at(store: Store, step: Step, later: Step, wanted: pc.Expression) -> Iterato
                 yield row
 
 
+def emptied(before: Sequence[Step], now: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """What is told of drops that lose half of their rows or more by other rules. :param now: counts by drop's id."""
+    lines = []
+    for step in before:
+        counts = now.get(step.drop, {})
+        held, left = (sum(one.get(split, 0) for split in SPLITS) for one in (step.counts, counts))
+        more = Counter(counts) - Counter(step.counts)
+        lost = held - left - more.pop(Filtered.FORGOTTEN, 0)  # which somebody asked for
+        if held and 2 * lost >= held:
+            ends = [(end, rows) for end, rows in more.most_common() if end not in ("input", *SPLITS)][:_ENDS]
+            why = f": {', '.join(f'{end} {rows:,}' for end, rows in ends)}" if ends else ""
+            lines.append(f"drop {step.name}: by the rules of now {left:,} of its {held:,} rows of before are left{why}")
+    return first_of(lines, _DROPS, "drops that lose half of their rows or more")
+
+
+def forgotten_places(store: Store, steps: Iterable[Step]) -> dict[str, frozenset[int]]:
+    """Where rows of a drop stand that ended as forgotten, by file. :param steps: of the drop, in versions before."""
+    found: dict[str, set[int]] = {}
+    for step in steps:
+        if step.counts.get(Filtered.FORGOTTEN, 0):
+            with suppress(MissingObjectError):
+                for row in stored_rows(store, step.files["ledger"], _FORGOTTEN, ["file", "position"]):
+                    found.setdefault(row["file"], set()).add(row["position"])
+    return {file: frozenset(positions) for file, positions in found.items()}
+
+
 def check_forgotten(store: Store, before: Manifest, made: Manifest, asked: Collection[str]) -> None:
     """Rows are forgotten by what the rules made of them: other rules can make something else.
 
@@ -273,9 +303,10 @@ def _brought_back(store: Store, step: Step, made: Manifest, before: Manifest) ->
     back = _learned(rows)
     missing = then - len(rows)
     # Rules between may have filtered them, and then they no longer ended as forgotten.
-    for earlier in _earlier(store, before, step):
-        with suppress(MissingObjectError):
-            back |= _learned(_at(store, earlier, later, _FORGOTTEN))
+    for earlier in steps_before(store, before, step.drop):
+        if earlier.counts.get(Filtered.FORGOTTEN, 0):
+            with suppress(MissingObjectError):
+                back |= _learned(_at(store, earlier, later, _FORGOTTEN))
     return len(back) + max(0, missing)
 
 
@@ -287,21 +318,25 @@ def _learned(rows: Iterable[Mapping[str, Any]]) -> set[tuple[str, int]]:
 _FORGOTTEN: Final = pc.field("end") == Filtered.FORGOTTEN
 
 
-def _earlier(store: Store, version: Manifest, step: Step) -> Iterator[Step]:
-    """A drop's steps by the rules of before, and those before them; each ledger once that has forgotten rows."""
-    seen, earlier = {step.files["ledger"]}, version.rules.get("sides_of")
-    while earlier and earlier not in seen:
-        seen.add(earlier)
-        try:
-            manifest = read_manifest(store, layout.manifest_key(version.family, earlier))
-        except (DataError, MissingObjectError):
-            return
-        for one in manifest.steps:
-            if one.drop == step.drop and one.files["ledger"] not in seen:
-                seen.add(one.files["ledger"])
-                if one.counts.get(Filtered.FORGOTTEN, 0):
-                    yield one
-        earlier = manifest.rules.get("sides_of")
+def lineage(store: Store, version: Manifest) -> Iterator[Manifest]:
+    """Versions whose sides were kept, by this one and by each in turn. :raises DataError: if one is gone."""
+    seen = {version.digest}
+    while (digest := version.rules.get("sides_of")) and digest not in seen:
+        seen.add(digest)
+        version = read(store, version.family, digest)
+        yield version
+
+
+def steps_before(store: Store, version: Manifest, drop: str) -> Iterator[Step]:
+    """A drop's steps in the versions whose sides were kept, the newest first, as far back as they are there; each
+    ledger once."""
+    seen = {step.files["ledger"] for step in version.steps if step.drop == drop}
+    with suppress(DataError):
+        for earlier in lineage(store, version):
+            for step in earlier.steps:
+                if step.drop == drop and step.files["ledger"] not in seen:
+                    seen.add(step.files["ledger"])
+                    yield step
 
 
 def no_family(family: str) -> DataError:

@@ -28,7 +28,7 @@ from curation.forgotten import Forgotten
 from curation.identity import UNLEARNED, Answer, kind, labelled, names, rank, salt_bytes, unit
 from curation.pii import make_scrub
 from curation.readers import read
-from curation.reasons import Filtered, Reason, RejectError
+from curation.reasons import REST, Filtered, Reason, RejectError
 from curation.records import HEAD, Blank, Fault, Found, Split
 from curation.sample import WORKING, chosen
 from curation.schema import Seen, joined, unread
@@ -62,7 +62,8 @@ def run(task: Task) -> Report:
         batch = Batch()
         for item in _curated(task, report):
             if isinstance(item, Fault):
-                batch.faults.append((task.file, item.position, item.reason, _printable(item.detail), item.head))
+                fault = _forgotten(item) if item.position in task.forgotten else item
+                batch.faults.append((task.file, fault.position, fault.reason, _printable(fault.detail), fault.head))
             else:
                 batch.add(task, *item)
             if batch.weight > _FLUSH_BYTES or len(batch.faults) > 50_000:
@@ -75,6 +76,11 @@ def run(task: Task) -> Report:
     temporary.write_text(json.dumps(report.__dict__))
     temporary.replace(task.report)
     return report
+
+
+def _forgotten(fault: Fault) -> Fault:
+    """What is shown where a row stands that was forgotten, and whose name other rules cannot make: nothing of it."""
+    return fault._replace(head=b"") if fault.reason in REST else Fault(fault.position, Filtered.FORGOTTEN, "", b"")
 
 
 class _Files:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from curation.dialect import SEEN
 from curation.folders import said
 from curation.identity import LONG
-from curation.page import first_of, place_text
+from curation.page import first_of, place_text, visible
 from curation.places import line_numbers
 from curation.reasons import Filtered, Reason, filtered, mend, quarantined
 from curation.task import Report, Rules, Task
@@ -306,7 +306,8 @@ class Cause:
 
     def text(self) -> str:
         told = f"{self.reason}: {self.detail}" if self.detail else self.reason
-        return f"{told} ({counted(self.rows, 'row')}, the first at {place_text(self.file, self.position, self.line)})"
+        place = place_text(self.file, self.position, self.line)
+        return visible(f"{told} ({counted(self.rows, 'row')}, the first at {place})")
 
 
 def causes(work: Sequence[Task], most: int = 3) -> list[Cause]:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from curation import caps, exchange, increments, state
+from curation import caps, exchange, increments, previous_sides, state
 from curation.card import render, summary
 from curation.croissant import croissant
 from curation.decontaminate import FOUND
@@ -56,7 +56,7 @@ from curation.written import Progress, balance, check_digest, exact, find, keys,
 from dropforge import dataset, layout
 from dropforge.dataset import SPLITS, Manifest, Shard, Step
 from dropforge.drop import Drop, DropFile
-from dropforge.errors import FULL, DropforgeError, file_error
+from dropforge.errors import FULL, DataError, DropforgeError, file_error
 from dropforge.recipe import Recipe
 from dropforge.store import Store
 
@@ -210,8 +210,13 @@ def follow(
         if plan.why:
             say(plan.why)
         made = plan.parent
+        anew = head.manifest.steps if head is not None and plan.parent is None else ()
         for one in plan.drops:
-            made = step(desk, one, plan.rules, made, repair=again, bare=one is not plan.drops[-1])
+            last = one is plan.drops[-1]
+            made = step(desk, one, plan.rules, made, repair=again, bare=not last, anew=anew if last else ())
+        if made is not None:
+            for line in increments.emptied(anew, {one.drop: one.counts for one in made.steps}):
+                say(line)
         if made is None:
             raise increments.no_family(family)
         if head is not None and plan.parent is None:
@@ -239,12 +244,14 @@ def step(
     repair: bool = False,
     bare: bool = False,
     sample: int | None = None,
+    anew: Sequence[Step] = (),
 ) -> Manifest:
     """Curate one drop, and add it to a version of its family if there is one.
 
     :param repair: store what later drops need again, also if the version is there.
     :param bare: the first version may be without a row, as other drops follow.
     :param sample: look at about so many rows instead of all.
+    :param anew: what drops were in the version before, where this is the last one of them all, curated again.
     :raises NoUsableRowError: if no row of a first drop stays.
     """
     store, tell, workdir = desk.store, desk.tell, desk.workdir
@@ -259,7 +266,16 @@ def step(
     held = list(zip(names, paths, strict=True))
     taken = choose_sample(sample, held, rules.max_row_bytes, rules.encoding) if sample else None
     index = desk.sets.path if desk.sets else None
-    more: dict[str, Any] = {"limits": desk.limits, "index": index, "sample": taken, "most": most, "own": desk.own}
+    stood = _stood(desk, drop, earlier, rules)
+    gone = increments.forgotten_places(store, stood) if rules.forgotten else {}
+    more: dict[str, Any] = {
+        "limits": desk.limits,
+        "index": index,
+        "sample": taken,
+        "most": most,
+        "own": desk.own,
+        "forgotten": gone,
+    }
     work = list(tasks(drop, files, paths, rules, workdir / "parts", **more))
     reports = _read(desk.engine, work, tell)
     if desk.recipe.curation.steps == "none":
@@ -273,6 +289,8 @@ def step(
     tell("deduplicate", 0, planned(rules).total(), 0)
     give_back()
     before = _before(desk, drop.family, earlier, rules)
+    if stood:
+        before["old_sides"] = [previous_sides.write(store, stood, names, workdir / "state" / "old_sides.parquet")]
     with desk.engine.tables(workdir / "tables") as tables:
         most_rows = rules.max_rows_per_source
         capped = caps.write(most_rows, workdir / "caps.parquet") if most_rows else None
@@ -282,6 +300,7 @@ def step(
             tables, rules, **sides, tell=lambda done, total: tell("deduplicate", done, total, 0), say=desk.say
         )
         give_back()
+        moved = previous_sides.changed(tables, asked=bool(rules.sides_of))
         ends = exchange.counts(tables)
         if refusal is None and not (parent or repair or bare or rules.forgotten or ends["train"] + ends["eval"]):
             gone = {end: rows for end, rows in ends.items() if rows and end != "input"}
@@ -310,8 +329,10 @@ def step(
         counted = _stage_counts(reports)
         touched |= {name: count for name, count in counted.items() if not name.startswith((FOUND, "sample_"))}
         sources = {*rules.prefer, *dict(most_rows), *(desk.recipe.data.mix or {})}
-        labels = (parent.measured.get("known_labels", {}) if parent else {}) if family else None
-        statistics = measure(tables, names, touched, named=sources, before=labels)
+        known_before = parent.measured if parent else {}
+        labels = known_before.get("known_labels", {}) if family else None
+        evaluated = known_before.get("evaluated_labels", ())
+        statistics = measure(tables, names, touched, named=sources, before=labels, evaluated=evaluated)
 
     read = records(reports, len(files))
     inputs = tuple(_input(file, rows) for file, rows in zip(files, read, strict=True))
@@ -334,6 +355,8 @@ def step(
     # Of a file without a row in the sample nothing is known.
     unread = unknown_keys(reports, rules)
     worth = [*limited(rules, len(files), whole), *not_as_meant(reports, rules, unread)]
+    worth += increments.emptied(anew, {**{old.drop: old.counts for old in earlier}, drop.id: ends})
+    worth += previous_sides.warning(moved)
     worth += of_answers(statistics.repeated_answers, statistics.examples, statistics.crossing, rules)
     worth += desk.sets.warnings() if desk.sets is not None else []
     of_files = warnings(work, reports, rules, files, passed, [1] * len(files) if sample else read)
@@ -401,6 +424,20 @@ def _unless(refusal: NoUsableRowError | None, store: Store, manifest: Manifest, 
 
 def _any(parent: Manifest | None, split: str) -> bool:
     return parent is not None and parent.counts.get(split, 0) > 0
+
+
+def _stood(desk: Desk, drop: Drop, earlier: Sequence[Step], rules: Rules) -> list[Step]:
+    """What the drop was in versions before whose sides the rules want to keep, the newest first."""
+    if not rules.sides_of:
+        return []
+    try:
+        kept = increments.read(desk.store, drop.family, rules.sides_of)
+    except DataError:
+        if not earlier:
+            raise
+        return []  # it was removed since the drops were curated again, and this drop came later
+    own = [step for step in kept.steps if step.drop == drop.id]
+    return [*own, *increments.steps_before(desk.store, kept, drop.id)] if own else []
 
 
 def _before(desk: Desk, family: str, earlier: Sequence[Step], rules: Rules) -> dict[str, list[Path]]:

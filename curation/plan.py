@@ -217,6 +217,7 @@ def tasks(
     sample: Sample | None = None,
     most: Sequence[int | None] | None = None,
     own: Path | None = None,
+    forgotten: Mapping[str, frozenset[int]] | None = None,
 ) -> Iterator[Task]:
     """The splits of all files. A split's id is a function of what is read and how.
 
@@ -225,6 +226,7 @@ def tasks(
     :param sample: which rows are looked at, if not all.
     :param most: of each file the first rows that are read, or None for all (`curation.limit`).
     :param own: where the user's own kernels are unpacked; the rules name these.
+    :param forgotten: places of rows that ended so in versions before, by file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     split_bytes = split_bytes or split_size(sum(file.size for file in files))
@@ -234,11 +236,16 @@ def tasks(
             parts = cut(path, file.key, split_bytes, encoding=rules.encoding)
         else:
             parts = [Split(path, sniff(path, file.key, rules.encoding), rows=rows)]
+        gone = (forgotten or {}).get(file.key, frozenset())
         for split in parts:
             where = f"{number}\0{file.content}\0{split.start}\0{split.end}\0{split.rows}"
-            what = f"{drop.id}\0{where}\0{rules}\0{limits}" + (f"\0{sample}" if sample else "")
+            what = (
+                f"{drop.id}\0{where}\0{rules}\0{limits}"
+                + (f"\0{sample}" if sample else "")
+                + (f"\0{sorted(gone)}" if gone else "")
+            )
             name = hashlib.sha256(what.encode()).hexdigest()[:24]
-            yield Task(name, split, number, file.key, rules, folder, limits, index, sample, own)
+            yield Task(name, split, number, file.key, rules, folder, limits, index, sample, own, gone)
 
 
 def split_size(planned: int) -> int:

@@ -72,7 +72,8 @@ class Statistics:
     :param revised: pairs of files, None for those of earlier drops, with how many rows of both ask the same and answer
         otherwise, where these are half of one file or more.
     :param known_labels: labels with their rows, those of earlier drops too; empty where there are very many.
-    :param unmeasured: labels that only training rows have, the most frequent first.
+    :param evaluated_labels: those of them that evaluation rows have.
+    :param unmeasured: labels that only training rows have, the most frequent first; of the drop, or of `known_labels`.
     :param unmeasured_classes: how many such labels there are.
     """
 
@@ -114,6 +115,7 @@ class Statistics:
     named_twice: dict[str, int] = field(default_factory=dict)
     revised: list[tuple[str, str | None, int]] = field(default_factory=list)
     known_labels: dict[str, int] = field(default_factory=dict)
+    evaluated_labels: list[str] = field(default_factory=list)
 
 
 def measure(
@@ -123,9 +125,11 @@ def measure(
     top: int = TOP,
     named: Collection[str] = (),
     before: Mapping[str, int] | None = None,
+    evaluated: Collection[str] = (),
 ) -> Statistics:
     """Count. :param files: names by number. :param touched: counters of the kernel. :param named: sources that the
-    recipe names. :param before: labels of earlier drops with their rows, for a version that holds theirs too."""
+    recipe names. :param before: labels of earlier drops with their rows, for a version that holds theirs too.
+    :param evaluated: those of them that evaluation rows have."""
     totals = {
         "train": dict.fromkeys(("rows", "chars", "words"), 0),
         "eval": dict.fromkeys(("rows", "chars", "words"), 0),
@@ -168,6 +172,16 @@ def measure(
             f" order by label limit {MOST_LABELS}"
         )
     )
+    measured = {*evaluated, *_labels_where(tables, "measured > 0", MOST_LABELS)}
+    if whole := before is not None and len(known) <= _KNOWN:
+        alone = {label: rows for label, rows in known.items() if label not in measured}
+        unmeasured, unmeasured_classes = (
+            dict(sorted(alone.items(), key=lambda one: (-one[1], one[0]))[:TOLD]),
+            len(alone),
+        )
+    else:
+        unmeasured = _labels_where(tables, "measured = 0", TOLD)
+        unmeasured_classes = tables.one("select count(*) from label_rows where measured = 0")[0]
     absent = [
         (name, meant)
         for name, meant in called_alike(named, names["sources"]).items()
@@ -203,13 +217,8 @@ def measure(
         suspicious=_suspicious(tables, top),
         repeated=[(shown_name(item[0]), *item[1:]) for item in repeated(tables, _KEPT, top)],
         classes=classes,
-        unmeasured=dict(
-            tables.all(
-                f"select label, held from label_rows where measured = 0 and length(label) <= {_NAME}"
-                f" order by held desc, label limit {TOLD}"
-            )
-        ),
-        unmeasured_classes=tables.one("select count(*) from label_rows where measured = 0")[0],
+        unmeasured=unmeasured,
+        unmeasured_classes=unmeasured_classes,
         contested=_contested(tables, files),
         truths=truths_among(words, classes[0] - len(words.keys() | missing.keys())),
         alike=same["labels"][:TOLD],
@@ -231,7 +240,18 @@ def measure(
         dated={name: days for name, found in valued.items() if (days := dated(found))},
         misnamed=dict(absent[:TOLD]),
         revised=_revised(tables, files),
-        known_labels=known if before is not None and len(known) <= _KNOWN else {},
+        known_labels=known if whole else {},
+        evaluated_labels=sorted(measured & known.keys()) if whole else [],
+    )
+
+
+def _labels_where(tables: Tables, which: str, most: int) -> dict[str, int]:
+    """Labels with their rows, the most frequent first. :param which: a condition on `label_rows`."""
+    return dict(
+        tables.all(
+            f"select label, held from label_rows where {which} and length(label) <= {_NAME}"
+            f" order by held desc, label limit {most}"
+        )
     )
 
 

@@ -21,7 +21,7 @@ from curation.schema import Columns as Counted
 from curation.streams import DEFAULT_LIMITS, Limits
 
 #: Raised when the meaning of a row, key or split changes: part of the rules, so of the digest.
-VERSION: Final = 9
+VERSION: Final = 10
 
 #: What is written of each row besides, where near duplicates are asked for.
 PRINTED: Final = {"prints": PRINTS, "bands": BANDS, "shingles": SHINGLES}
@@ -122,7 +122,7 @@ def _listed(value: Any) -> Any:
 class Task:
     """A split with all that its worker must know. `file` is the file's number, `name` its name in the drop, `index`
     what evaluation sets hold, `sample` which rows are looked at, if not all, `own` where the user's own kernels are
-    unpacked."""
+    unpacked, `forgotten` the places of rows that ended so in versions before."""
 
     id: str
     split: Split
@@ -134,6 +134,7 @@ class Task:
     index: Path | None = None
     sample: Sample | None = None
     own: Path | None = None
+    forgotten: frozenset[int] = frozenset()
 
     @property
     def rows(self) -> Path:

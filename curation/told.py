@@ -34,7 +34,7 @@ def gate_lines(rules: Sequence[Check]) -> list[str]:
     """Each rule with what was found, and the mend where it is broken."""
     lines = ["Checks"]
     for rule in rules:
-        lines.append(f"  {'ok    ' if rule.ok else 'BROKEN'}  {rule.name}: {rule.found}; wanted {rule.wanted}")
+        lines.append(f"  {'ok    ' if rule.ok else 'BROKEN'}  {rule.name}: {visible(rule.found)}; wanted {rule.wanted}")
         lines += [] if rule.ok else [f"          {rule.mend}."]
     return lines
 
@@ -80,7 +80,7 @@ def _reasons(card: Mapping[str, Any]) -> list[str]:
     counts = card["counts"]
     gone = {**quarantined(counts), **filtered(counts)}
     lines = [f"{_row(reason, rows, counts['input'])}  {mend(reason)}." for reason, rows in gone.items()]
-    lines += [f"  {visible(Cause(**cause).text())}" for cause in card.get("causes", ())]
+    lines += [f"  {Cause(**cause).text()}" for cause in card.get("causes", ())]
     return ["Reasons", *lines] if lines else []
 
 

@@ -539,6 +539,9 @@ class FolderStore:
         path = self._path(key)
         if not path.is_file():
             raise MissingObjectError(f"{self.uri}/{key}")
+        if path.is_symlink() and not path.resolve().is_relative_to(self.root.resolve()):
+            mend = "Put the file itself in its place"
+            raise DataError(f"file {str(path)!r}", f"it is a link out of {self.root}", mend)
         if etag and _etag(path) != etag:
             raise _changed(f"{self.uri}/{key}")
         return path.open("rb")

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.bootstrap import Figure, MacroF1, Ratio
-from trainer.data.prompts import held_out
+from trainer.data.prompts import prompted
 from trainer.data.rows import Row
 from trainer.data.tokens import Tokens
 from trainer.measure import EachDocument
@@ -62,7 +62,7 @@ def read_bytes(tokens: Tokens) -> dict[int, int]:
 
 def answered_columns(answers: Answers, rows: Sequence[Row]) -> dict[str, NDArray[np.float64]]:
     """Columns of the scores of generated answers. :param rows: those of the comparison, whose first ones were asked."""
-    asked = [place for place, row in enumerate(rows) if held_out(row) is not None][: len(answers.prompts)]
+    asked = [place for place, row in enumerate(rows) if prompted(row) is not None][: len(answers.prompts)]
     found = {}
     for name in answers.names:
         column = np.full(len(rows), math.nan)

@@ -19,7 +19,7 @@ from dropforge.store import open_store
 from trainer.config import Settings
 from trainer.data.chat import Document, documents, make_encoder
 from trainer.data.labels import labelled_documents
-from trainer.data.prompts import Prompt, held_out, make_prompts, write_prompts
+from trainer.data.prompts import Prompt, make_prompts, prompted, write_prompts
 from trainer.data.rows import Row, check_keys, highest_key, read_rows
 from trainer.data.seq2seq import Sources, pairs
 from trainer.data.tokens import Column, Tokens, collect, write_tokens
@@ -96,7 +96,7 @@ def _asking(settings: Settings, tokenizer: Any, rows: Iterator[Row], count: int,
     """The rows as they come; once they are through, the prompts of the first ones by content key are written."""
     kept: list[Row] = []
     for row in rows:
-        if (len(kept) < count or row.key < kept[-1].key) and held_out(row) is not None:
+        if (len(kept) < count or row.key < kept[-1].key) and prompted(row) is not None:
             insort(kept, row, key=attrgetter("key"))
             del kept[count:]
         yield row

@@ -100,15 +100,20 @@ def _of_classes(statistics: Statistics, settled: bool) -> Iterator[str]:
     """Lines on labels that are learned. :param settled: see `alarms`."""
     kept = sum(statistics.shapes.values())
     contested = 0 if settled else statistics.contested.get("rows", 0)
-    if kept < ALARM_ROWS:
-        return
-    if statistics.unmeasured and statistics.totals["eval"]["rows"]:
+    rows = max(kept, sum(statistics.known_labels.values()))
+    if (
+        rows >= ALARM_ROWS
+        and statistics.unmeasured
+        and (statistics.totals["eval"]["rows"] or statistics.evaluated_labels)
+    ):
         more = statistics.unmeasured_classes - len(statistics.unmeasured)
         yield (
             f"evaluation: only training rows have {_counted(statistics.unmeasured)}"
             f"{f' and {more:,} more labels' if more else ''}, which are not measured; drop more such rows, or raise "
             "`data.eval_fraction`"
         )
+    if kept < ALARM_ROWS:
+        return
     if _OF_A_CLASS * statistics.classes[0] > kept:
         yield (
             f"labels: {statistics.classes[0]:,} classes of {kept:,} rows, fewer than {_OF_A_CLASS} of each; are they "

@@ -14,7 +14,7 @@ from dropforge import holdout
 from dropforge.errors import RecipeError
 from dropforge.recipe import Evaluate
 from dropforge.recipe_promote import Promote
-from dropforge.recipes.drop_rules import EITHER
+from dropforge.recipes.drop_rules import EITHER, STRICTER
 
 _METRIC: Final = "promote.metric"
 _HOLDOUT: Final = "evaluate.holdout"
@@ -88,15 +88,13 @@ KEPT: Final = (
     "drops.bounds",
 )
 #: What a preset switches off or on, a drop does not switch back.
-SWITCHED: Final = {"promote.input_example": False, "promote.better_than_base": True}
-#: Limits of a preset that a drop may make closer, and which way that is.
-CLOSER: Final = {
-    "curation.min_rows": 1,
-    "curation.max_quarantined": -1,
-    "curation.max_filtered": -1,
-    "promote.min_improvement": 1,
-    "promote.confidence": 1,
+SWITCHED: Final = {
+    "promote.input_example": False,
+    "promote.better_than_base": True,
+    "curation.unknown_keys": "refuse",
 }
+#: Limits of a preset that a drop may make closer, and which way that is.
+CLOSER: Final = STRICTER | {"promote.min_improvement": 1, "promote.confidence": 1}
 #: What a preset says in fractions of the deciding metric, so that a drop chooses no other one either.
 _OF_THE_METRIC: Final = ("promote.min_improvement", "promote.confidence", "promote.stale")
 _GATE: Final = "curation.gate"  # a drop may add limits to those of the preset
@@ -128,7 +126,7 @@ def check_kept(under: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
         if at_path(under, path) is not None and at_path(merged, path) != at_path(under, path):
             raise _taken(path)
     for path, state in SWITCHED.items():
-        if at_path(under, path) is state and at_path(merged, path) is not state:
+        if at_path(under, path) == state and at_path(merged, path) != state:
             raise _taken(path)
     if any(at_path(under, path) is not None for path in _OF_THE_METRIC) and at_path(merged, _METRIC) not in (
         at_path(under, _METRIC),

@@ -105,6 +105,24 @@ def test_a_class_that_no_evaluation_row_has_is_named(make: Make, store: FolderSt
     assert told("d2", "causal-lm") == []
 
 
+def test_a_class_that_no_evaluation_row_of_a_family_has_is_named_whichever_drop_brought_it(
+    make: Make, store: FolderStore
+) -> None:
+    def told(name: str, rows: list[dict[str, str]]) -> list[str]:
+        data = {"a.jsonl": "\n".join(map(json.dumps, rows)).encode()}
+        card = make(data, name, task="classification", scope="family").files["card_json"]
+        return [line.partition(",")[0] for line in json.loads(store.get(card))["warnings"] if "evaluation" in line]
+
+    rows = [{"text": f"ticket {n} about {n % 2}", "label": ("bug", "bill")[n % 2]} for n in range(200)]
+    first = [*rows, {"text": "close my account please", "label": "account"}]
+    assert told("d1", first) == ["evaluation: only training rows have account (1 row)"]
+    # A small one too, and not of what evaluation rows of another drop have.
+    more = [{"text": f"one more {label}", "label": label} for label in ("bug", "bill", "account")]
+    assert told("d2", more) == ["evaluation: only training rows have account (2 rows)"]
+    enough = [{"text": f"close account {n}", "label": "account"} for n in range(200)]
+    assert told("d3", enough) == []
+
+
 def test_groups_that_hold_nothing_together_or_too_much_are_told(make: Make, store: FolderStore) -> None:
     """As a sheet with merged cells has them, and as one has them that tells who got which of two treatments."""
 

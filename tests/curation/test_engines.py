@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import curation
-from curation import caps, conflicts, continued, exchange, near, plan, state
+from curation import caps, conflicts, continued, exchange, near, plan, previous_sides, state
 from curation.engines.duck import DuckTables
 from curation.engines.tables import Engine
 from curation.kernel import run
@@ -237,15 +238,23 @@ def test_every_statement_means_the_same_on_both_engines(
         half = drop.model_copy(update={"files": tuple(files[:1]), "id": "half"})
         first = curation.curate(store, half, asked, workdir=tmp_path / "first")
         before = state.fetch(store, "fam", first.steps, tmp_path / "state")
+    if way == "keep":
+        first = curation.curate(store, drop, recipe(scope="family"), workdir=tmp_path / "first")
+        names = [file.key for file in files]
+        before["old_sides"] = [previous_sides.write(store, first.steps, names, tmp_path / "old" / "sides.parquet")]
     paths = [store.root / "drops/fam/d" / file.key for file in files]
-    work = list(tasks(drop, files, paths, make_rules(asked), tmp_path / "parts"))
+    rules = replace(make_rules(asked), sides_of="a version" if way == "keep" else "")
+    work = list(tasks(drop, files, paths, rules, tmp_path / "parts"))
     for task in work:
         run(task)
-    capped = caps.write(make_rules(asked).max_rows_per_source, tmp_path / "caps.parquet") if way == "family" else None
+    capped = caps.write(rules.max_rows_per_source, tmp_path / "caps.parquet") if way == "family" else None
     with DuckTables(tmp_path / "spill") as duck, spark.tables(tmp_path / "spark") as other:
         both = Both(duck, other)
-        exchange.load(both, work, make_rules(asked), before, capped)
-        exchange.settle(both, make_rules(asked), trained=bool(before), evaluated=bool(before))
+        exchange.load(both, work, rules, before, capped)
+        exchange.settle(both, rules, trained=bool(before), evaluated=bool(before))
+        if way == "keep":
+            assert previous_sides.changed(both, asked=True) == 0
+            assert both.one("select count(*) from placed")[0] > 100
         counts = exchange.counts(both)
         for side in (0, 1):
             for statement in (exchange.KEYS, exchange.SHARDS):
@@ -258,21 +267,22 @@ def test_every_statement_means_the_same_on_both_engines(
             assert counts["duplicate"] > 100  # of rows that an earlier drop had
             assert counts["over_cap"] > 0
             assert counts["label_conflict"] > 0
-            assert len(state.write(both, make_rules(asked), tmp_path / "left", 7)) == len(before)
+            assert len(state.write(both, rules, tmp_path / "left", 7)) == len(before)
         for statement in (exchange.LEDGER.format(files=len(files)), exchange.QUARANTINE):
             assert sum(batch.num_rows for batch in both.batches(statement)) > 0
         if way == "near":
             measure(both, [file.key for file in files], {})
             assert counts["near_duplicate"] >= 10
     # A new statement is one that this test runs.
-    modules = (exchange, near, conflicts, continued, caps)
+    modules = (exchange, near, conflicts, continued, caps, previous_sides)
     named = {name: text for module in modules for name, text in statements(module).items()}
     assert len(named) == sum(len(statements(module)) for module in modules)
     remembered = {name for name in named if name.startswith("REMEMBERED.")}
     nothing = {name for name in named if name.startswith("NOTHING.")}
     none = {"NO_PHRASES", "NO_CONTINUED", "NO_THREADED", "NO_TEXTS"}
+    stood = {"BY_PLACE", "PLACED", "CHANGED", "NOTHING.old_sides"}
     elsewhere = {
-        "near": {"KEPT.keep", "ASKED.keep", "NO_NEAR", "NO_LINKED", "NO_UNMET", "HEADED", *none, *remembered}
+        "near": {"KEPT.keep", "ASKED.keep", "NO_NEAR", "NO_LINKED", "NO_UNMET", "HEADED", *none, *remembered, *stood}
         | {"CONFLICTS.keep", "CONFLICTS.drop", "BEYOND", "WITHIN", "NOTHING.old_sources"},
         "keep": {
             "KEPT.drop",
@@ -280,6 +290,8 @@ def test_every_statement_means_the_same_on_both_engines(
             "REPEATED",
             "EXAMPLES",
             "CROSSING",
+            "NO_PLACED",
+            "NOTHING.old_sides",
             *none,
             *(set(statements(near)) - {"NO_NEAR", "NO_LINKED", "NO_UNMET"}),
             *remembered,
@@ -296,6 +308,7 @@ def test_every_statement_means_the_same_on_both_engines(
             "CROSSING",
             *none,
             *nothing,
+            *stood,
         }
         | {"ELECTED", "CONFLICTS.first", "CONFLICTS.keep", "NONE_BEYOND"},
     }

@@ -113,14 +113,16 @@ def test_rows_that_rules_between_have_filtered_do_not_come_back_either(tmp_path:
     forget.again(store, "fam", workdir=tmp_path / "f", say=lambda _: None, forget=key)
     filtering = recipe(scope="family", pii={"action": "drop-row"})
     _, between = add(tmp_path, [{"text": "something new"}], filtering, 2)
-    assert between.counts["personal_data"] == 1
+    assert between.counts["forgotten"] == 1
+    shown = [between.steps[0].files[name] for name in ("quarantine", "card_json", "card_html")]
+    assert not any(b"illness" in store.get(key) for key in shown)
     add(tmp_path, [{"text": "and more of that"}], filtering, 3)
     with pytest.raises(DataError, match="1 rows are forgotten, and other rules would bring 1 of them back"):
         add(tmp_path, [{"text": "the newest"}], recipe(scope="family", pii={}), 4)
 
 
 @pytest.mark.parametrize("other", [{"quality": {"gopher": {"min_words": 4}}}, {"data": {"columns": {"text": "body"}}}])
-def test_what_other_rules_filter_or_cannot_read_does_not_come_back(
+def test_what_other_rules_filter_or_cannot_read_stays_forgotten_and_is_not_shown(
     other: dict[str, Any], tmp_path: Path, recipe: MakeRecipe
 ) -> None:
     rows = [{"text": "secret jane illness"}]
@@ -130,8 +132,10 @@ def test_what_other_rules_filter_or_cannot_read_does_not_come_back(
     forget.again(store, "fam", workdir=tmp_path / "f", say=lambda _: None, forget=key)
     more = {"text": "the new row of number 1 is that", "body": "a new row of the test"}
     _, two = add(tmp_path, [more], recipe(scope="family", **other), 2)
-    assert explain(store, two, "drops/fam/d1/a.jsonl:1")[0].end not in {"train", "eval", "forgotten"}
+    assert explain(store, two, "drops/fam/d1/a.jsonl:1")[0].end == "forgotten"
     assert two.counts["train"] + two.counts["eval"] == 31
+    shown = [two.steps[0].files[name] for name in ("quarantine", "card_json", "card_html")]
+    assert not any(b"illness" in store.get(key) for key in shown)
 
 
 def flagged(number: int, **more: Any) -> dict[str, Any]:

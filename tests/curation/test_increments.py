@@ -354,6 +354,93 @@ def test_other_rules_change_no_side_unless_they_are_about_sides(tmp_path: Path, 
     assert not before.items() <= sides(store, anew).items()
 
 
+def by_place(store: FolderStore, manifest: Manifest) -> dict[tuple[str, str, int], str]:
+    """The sides of rows by (drop, file, position)."""
+    return {
+        (step.name, row["file"], row["position"]): row["end"]
+        for step in manifest.steps
+        for row in pq.read_table(store.root / step.files["ledger"]).to_pylist()
+        if row["end"] in ("train", "eval")
+    }
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"pii": {"action": "mask", "kinds": ["email"]}},
+        {"data": {"prompt_template": "{text}, they said"}},
+        {"data": {"text_column": "body"}},
+    ],
+    ids=["mask", "template", "column"],
+)
+def test_rows_keep_their_sides_where_rules_change_what_they_say(
+    tmp_path: Path, recipe: MakeRecipe, other: dict[str, Any]
+) -> None:
+    half = {"eval_fraction": 0.49}
+
+    def rows(of: int) -> Rows:
+        said = [f"person {of} {n} has the address p{of}.{n}@example.org for mail" for n in range(60)]
+        return [{"text": text, "body": f"{text} and more"} for text in said]
+
+    add(tmp_path, rows(1), recipe(half, scope="family"), 1)
+    store, two = add(tmp_path, rows(2), recipe(half, scope="family"), 2)
+    kept = {name: value for name, value in other.items() if name != "data"}
+    changed = recipe({**half, **other.get("data", {})}, scope="family", **kept)
+    _, three = add(tmp_path, rows(3), changed, 3)
+    before, after = by_place(store, two), by_place(store, three)
+    assert set(sides(store, two)).isdisjoint(sides(store, three))
+    assert len(before) == 120
+    assert before.items() <= after.items()
+    assert forget.again(store, "fam", workdir=tmp_path / "again", say=lambda _: None) == three
+
+
+def test_rows_keep_their_sides_over_rules_between_that_removed_them(tmp_path: Path, recipe: MakeRecipe) -> None:
+    half = {"eval_fraction": 0.49}
+    rows: Rows = [{"text": f"row {n} of the test, " + "long " * (n % 2) * 20} for n in range(60)]
+    store, one = add(tmp_path, rows, recipe(half, scope="family"), 1)
+    long = recipe(half, scope="family", quality={"gopher": {"min_words": 15}})
+    _, two = add(tmp_path, [{"text": "long " * 30}], long, 2)
+    assert two.counts["gopher_few_words"] == 30
+    template = recipe({**half, "prompt_template": "{text}, they said"}, scope="family")
+    _, three = add(tmp_path, [{"text": "the one row of d3"}], template, 3)
+    before, after = by_place(store, one), by_place(store, three)
+    assert len(before) == 60
+    assert before.items() <= after.items()
+
+
+def test_earlier_drops_that_lose_their_rows_by_other_rules_are_told(tmp_path: Path, recipe: MakeRecipe) -> None:
+    first: Rows = [{"text": f"row {n} of the test"} for n in range(60)]
+    first[0]["body"], first[1]["body"] = "a body", "another body"
+    add(tmp_path, first, recipe(scope="family"), 1)
+    both: Rows = [{"text": f"old row {n}", "body": f"another row {n}"} for n in range(60)]
+    add(tmp_path, both, recipe(scope="family"), 2)
+    rows: Rows = [{"body": f"row {n} of the third drop"} for n in range(60)]
+    other = recipe({"columns": {"text": "body"}}, scope="family")
+    store, three = add(tmp_path, rows, other, 3)
+    assert [step.counts["train"] + step.counts["eval"] for step in three.steps] == [2, 60, 60]
+    told = json.loads(store.get(three.files["card_json"]))["warnings"]
+    assert "drop d1: by the rules of now 2 of its 60 rows of before are left: no_content 58" in told
+    assert not any(line.startswith("drop d2") for line in told)
+    store, four = add(tmp_path, [{"body": "one more row"}], other, 4)
+    assert not any("are left" in line for line in json.loads(store.get(four.files["card_json"]))["warnings"])
+
+
+def test_rows_of_both_sides_that_become_one_are_told(tmp_path: Path, recipe: MakeRecipe) -> None:
+    half = {"eval_fraction": 0.49}
+    rows: Rows = [{"text": f"row {n} of the test", "by": f"team {n // 5}"} for n in range(60)]
+    store, one = add(tmp_path, rows, recipe(half, scope="family"), 1)
+    groups = recipe({**half, "columns": {"group": "by"}}, scope="family")
+    _, two = add(tmp_path, [{"text": "the one row of d2", "by": "team of d2"}], groups, 2)
+    before, after = by_place(store, one), by_place(store, two)
+    assert len(after) == 61  # no row is lost for it
+    changed = sum(after[place] != side for place, side in before.items())
+    card = json.loads(store.get(two.steps[0].files["card_json"]))
+    [told] = [line for line in card["warnings"] if "another side of the split" in line]
+    assert told.startswith(f"{changed} rows are on another side")
+    first = [after[place] for place in sorted(before)]
+    assert all(len({*first[n : n + 5]}) == 1 for n in range(0, 60, 5))
+
+
 def sides(store: FolderStore, manifest: Manifest) -> dict[str, str]:
     return {text: shard.split for shard in manifest.shards for text in texts_of(store, shard.key)}
 

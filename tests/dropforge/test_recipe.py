@@ -444,6 +444,9 @@ def test_the_recipe_of_a_first_drop_is_checked_as_the_run_will_read_it(tmp_path:
         ("curation.min_rows", "curation: {min_rows: 2}"),
         ("curation.max_quarantined", "curation: {max_quarantined: 1}"),
         ("curation.max_quarantined", "curation: {max_quarantined: .nan}"),
+        ("curation.unknown_keys", "curation: {unknown_keys: tell}"),
+        ("curation.unknown_keys", "curation: {unknown_keys: null}"),
+        ("data.max_left_out", "data: {max_left_out: 1.0}"),
         ("curation.pii", "curation: none"),
         ("curation.pii", "curation: null"),
         ("curation.pii", "curation: {steps: none, pii: null}"),
@@ -477,11 +480,11 @@ def test_a_drop_neither_chooses_where_it_is_computed_nor_takes_masks_and_gate_of
     key: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = "engine: embedded, workers: 1, pii: {}, gate: {max: {contaminated: 0}, max_drift: 0.3}, min_rows: 1000, "
-    asked += "max_quarantined: 0.01, decontaminate: {sets: {gsm8k: s3://sets/gsm8k/}}"
+    asked += "max_quarantined: 0.01, unknown_keys: refuse, decontaminate: {sets: {gsm8k: s3://sets/gsm8k/}}"
     promote = "approval: {people: [ann]}, guards: [{metric: eval/perplexity, at_most: 90}], slices: [{by: source}], "
     promote += "min_improvement: 0.01, confidence: 0.9, better_than_base: true, input_example: false"
-    compute = "gpus: 1, idle: {minutes: 20}"
-    team = f"extends: tiny\ncuration: {{{asked}}}\npromote: {{{promote}}}\ncompute: {{{compute}}}"
+    compute, data = "gpus: 1, idle: {minutes: 20}", "max_left_out: 0.01"
+    team = f"extends: tiny\ncuration: {{{asked}}}\npromote: {{{promote}}}\ncompute: {{{compute}}}\ndata: {{{data}}}"
     (tmp_path / "team.yaml").write_text(team)
     (tmp_path / "lax.yaml").write_text("extends: tiny\ncuration: none")
     monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))

@@ -76,7 +76,7 @@ def test_of_all_rows_the_first_with_an_answer_are_asked(tokenizer: Any) -> None:
     unread = iter([*rows, row(asked)])
     assert [prompt.answer for prompt in make_prompts(tokenizer, unread, 2)] == ["b", "sees"]
     assert len(list(unread)) == 1
-    with pytest.raises(DataError, match="none of them is a conversation with an answer"):
+    with pytest.raises(DataError, match="none of them is a conversation with an answer of text alone"):
         make_prompts(tokenizer, rows[:3], 2)
 
 

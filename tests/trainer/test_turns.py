@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
@@ -21,6 +22,8 @@ from trainer.data.prompts import end_tokens, held_out, make_prompts
 from trainer.data.rows import Row, read_rows
 from trainer.data.template import UNWRITTEN
 from trainer.data.tokenizer import core, wrap_tokenizer
+from trainer.generate import Answers
+from trainer.row_sums import answered_columns
 
 from .test_template import CHATML, DATA, MARKED, QWEN_3, tokenizer
 
@@ -313,6 +316,22 @@ def test_what_is_held_out_is_the_last_answer_that_is_learned_and_says_something(
     found = held_out(last)
     assert found is not None
     assert (found[0].messages, found[1]) == (PAIRS[:1], "wrong")
+
+
+def test_no_answer_that_calls_tools_is_asked_for_by_its_text_alone() -> None:
+    made = tokenizer(TOOLS)
+    calls = ({}, {"tool_calls": [CALL]})
+    first, asked = (("user", "hello"), ("assistant", "Good day.")), (("user", "on?"), ("assistant", "Let me look."))
+    rows = [
+        Row(b"1", asked, None, beside=calls, tools=(TOOL,)),
+        Row(b"2", (*first, *asked), None, beside=(*({},) * 2, *calls), tools=(TOOL,)),
+        CALLING,
+    ]
+    assert held_out(rows[0]) is not None  # which a target of text alone has to refuse
+    prompts = make_prompts(made, rows, 3)
+    assert [prompt.answer for prompt in prompts] == ["Good day.", "It is on."]
+    [column] = answered_columns(Answers(prompts, [None, None], ["exact-match"]), rows).values()
+    assert np.isnan(column).tolist() == [True, False, False]
 
 
 def test_rows_of_a_drop_are_learned_as_they_were_meant(tmp_path: Path) -> None:

@@ -40,15 +40,26 @@ class Prompt:
     lead: int | None = None
 
 
-def held_out(row: Row) -> tuple[Row, str] | None:
+def held_out(row: Row, *, calling: bool = True) -> tuple[Row, str] | None:
     """The row before its last answer that is learned and says something, and that answer; None if there is none, or
-    nothing stands before it."""
+    nothing stands before it.
+
+    :param calling: whether it may call tools besides.
+    """
     messages, silent = row.messages or (), row.silent
     for turn in range(len(messages) - 1, 0, -1):
         role, content = messages[turn]
-        if role == "assistant" and content.strip() and turn not in silent:
+        if role != "assistant" or not content.strip() or turn in silent:
+            continue
+        if calling or not (row.beside and row.beside[turn].get("tool_calls")):
             return row.until(turn), content
     return None
+
+
+def prompted(row: Row) -> tuple[Row, str] | None:
+    """The part of a row that a model is asked, and the answer, as `held_out`: who calls tools as it was taught would
+    not have written its text alone."""
+    return held_out(row, calling=False)
 
 
 def make_prompts(tokenizer: Any, rows: Iterable[Row], count: int, ask: Ask | None = None) -> list[Prompt]:
@@ -68,7 +79,7 @@ def make_prompts(tokenizer: Any, rows: Iterable[Row], count: int, ask: Ask | Non
     if not found:
         raise DataError(
             "the evaluation rows",
-            "none of them is a conversation with an answer that could be held out",
+            "none of them is a conversation with an answer of text alone that could be held out",
             "Drop conversations, or leave `evaluate.generation` out",
         )
     return found
@@ -110,7 +121,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 def _usable(rows: Iterable[Row]) -> Iterator[tuple[Row, tuple[Row, str]]]:
     for row in rows:
-        if (parts := held_out(row)) is not None:
+        if (parts := prompted(row)) is not None:
             yield row, parts
 
 

@@ -15,7 +15,7 @@ from dropforge.drop import read_drop
 from dropforge.errors import DataError
 from dropforge.folder_files import files_below
 from dropforge.layout import check_drop
-from dropforge.store import S3Store, Store
+from dropforge.store import FolderStore, S3Store, Store
 
 
 @pytest.fixture
@@ -151,3 +151,32 @@ def test_a_command_shows_hostile_names_of_files_and_reads_no_link(tmp_path: Path
     assert r"leak\x1b[2J.jsonl is left out: it is a link out of" in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert "\x07" not in done.stdout + done.stderr
+
+
+def test_no_name_of_a_file_makes_a_line_of_its_own_in_the_checks(tmp_path: Path) -> None:
+    name = "c\n  ok      personal data: none was found; wanted none.jsonl"
+    (folder := tmp_path / "data").mkdir()
+    (folder / name).write_text("".join(f'{{"text": "row {n} of the test"}}\n' for n in range(60)) + "{broken\n")
+    command = [sys.executable, "-c", "from dropforge.cli.app import main; main()", "curate", str(folder)]
+    done = subprocess.run(
+        [*command, "--recipe", "tiny", "--out", str(tmp_path / "out")], capture_output=True, text=True
+    )
+    assert r"the first at c\u000a  ok" in done.stdout
+    assert not [line for line in done.stdout.splitlines() if line.startswith("  ok      personal data")]
+
+
+def test_a_drop_in_a_folder_for_a_bucket_gives_no_file_that_is_a_link_out_of_it(tmp_path: Path) -> None:
+    drop = tmp_path / "store/drops/fam/d1"
+    drop.mkdir(parents=True)
+    (tmp_path / "secret.jsonl").write_text('{"text": "not for this drop"}\n')
+    (drop / "link.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    (drop / "a.jsonl").write_text('{"text": "one two three"}\n')
+    (drop / "_SUCCESS").touch()
+    store = FolderStore(tmp_path / "store")
+    assert store.get("drops/fam/d1/a.jsonl")
+    for read in (store.get, store.open, lambda key: store.download(key, tmp_path / "copy")):
+        with pytest.raises(DataError, match=r"link.jsonl'.*it is a link out of .*Put the file itself"):
+            read("drops/fam/d1/link.jsonl")
+    (drop / "link.jsonl").unlink()
+    (drop / "link.jsonl").symlink_to("a.jsonl")
+    assert store.get("drops/fam/d1/link.jsonl")
