@@ -267,14 +267,13 @@ def step(
     taken = choose_sample(sample, held, rules.max_row_bytes, rules.encoding) if sample else None
     index = desk.sets.path if desk.sets else None
     stood = _stood(desk, drop, earlier, rules)
-    gone = increments.forgotten_places(store, stood) if rules.forgotten else {}
     more: dict[str, Any] = {
         "limits": desk.limits,
         "index": index,
         "sample": taken,
         "most": most,
         "own": desk.own,
-        "forgotten": gone,
+        "forgotten": increments.forgotten_places(store, stood) if rules.forgotten else {},
     }
     work = list(tasks(drop, files, paths, rules, workdir / "parts", **more))
     reports = _read(desk.engine, work, tell)

@@ -21,15 +21,15 @@ from dropforge.dataset import Step
 from dropforge.errors import DataError
 from dropforge.store import MissingObjectError, Store
 
-#: Where no rules changed. `told` is twice the version's age, and one more where the row was evaluated with.
+#: Where no rules changed. `mark` is twice the version's age, and one more where the row was evaluated with.
 NOTHING: Final = {
     "old_sides": "create table old_sides as"
-    " select file, position, cast(file as bigint) as told from rows where file < 0",
+    " select file, position, cast(file as bigint) as mark from rows where file < 0",
 }
 #: Rows that stood on a side: the newest version that had them on one counts.
 BY_PLACE: Final = """
 create table by_place as
-select r.key, r.rank, min(o.told) % 2 as side
+select r.key, r.rank, min(o.mark) % 2 as side
 from rows r join old_sides o on r.file = o.file and r.position = o.position
 group by r.key, r.rank
 """
@@ -59,7 +59,7 @@ def write(store: Store, steps: Iterable[Step], files: Sequence[str], path: Path)
     :raises DataError: if the ledger of the newest one is gone; what the others say is of rows that it has on no side.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    schema = pa.schema([(name, pa.int64()) for name in ("file", "position", "told")])
+    schema = pa.schema([(name, pa.int64()) for name in ("file", "position", "mark")])
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for age, step in enumerate(steps):
             with tempfile.TemporaryDirectory(prefix="sides-") as folder:
@@ -69,20 +69,20 @@ def write(store: Store, steps: Iterable[Step], files: Sequence[str], path: Path)
                 except MissingObjectError as error:
                     if age:
                         continue
-                    cause = "it is missing, and says on which side of the split the rows of its drop stood"
+                    cause = "it is missing, and says on which side of the split the rows of its drop were"
                     mend = "Restore it from the bucket's versions"
                     raise DataError(f"ledger {step.files['ledger']}", cause, mend) from error
                 for batch in pq.ParquetFile(ledger).iter_batches(columns=["file", "position", "end"]):
-                    writer.write_batch(_told(batch, files, age, schema))
+                    writer.write_batch(_marked(batch, files, age, schema))
     return path
 
 
-def _told(batch: pa.RecordBatch, files: Sequence[str], age: int, schema: pa.Schema) -> pa.RecordBatch:
+def _marked(batch: pa.RecordBatch, files: Sequence[str], age: int, schema: pa.Schema) -> pa.RecordBatch:
     """Rows of a ledger that were on a side, and are in one of the files."""
     numbers = pc.index_in(batch.column("file").cast(pa.string()), pa.array(files, pa.string()))
     sides = pc.index_in(batch.column("end").cast(pa.string()), pa.array(list(_SIDES), pa.string()))
-    told = pc.add(sides.cast(pa.int64()), 2 * age)
-    columns = [numbers.cast(pa.int64()), batch.column("position").cast(pa.int64()), told]
+    mark = pc.add(sides.cast(pa.int64()), 2 * age)
+    columns = [numbers.cast(pa.int64()), batch.column("position").cast(pa.int64()), mark]
     return pa.record_batch(columns, schema=schema).drop_null()
 
 

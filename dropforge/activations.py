@@ -184,7 +184,7 @@ def _width(recipe: Recipe) -> int:
 
 def arithmetic_of(recipe: Recipe) -> str:
     """What weights and passes are in: `fp32`, `cast` (fp32 weights, bf16 passes) or `bf16` (both, in shards)."""
-    if recipe.train.precision == "fp32":
+    if recipe.train.precision in ("fp32", "tf32"):
         return "fp32"
     return "bf16" if shard_ranks(recipe) > 1 else "cast"
 

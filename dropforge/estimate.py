@@ -249,7 +249,7 @@ def memory_of(recipe: Recipe, shape: Shape, rows: int, targets: float = 1.0) -> 
     if isinstance(shape, Seq2SeqShape) and targets == 1:  # not known: a source has as much as its target
         targets = 0.5
     train, shards, on_cpu = recipe.train, shard_ranks(recipe), not recipe.compute.gpus
-    sharded, narrow = shards > 1, recipe.train.precision != "fp32"
+    sharded, narrow = shards > 1, recipe.train.precision in ("bf16", "fp16")
     trained, base = trained_weights(recipe, shape), base_bytes(recipe, shape)
     whole = 4 * shape.parameters if on_cpu else base  # what is put into 4 bits reaches a GPU like that
     adapters = trained if recipe.train.method != "full" else 0

@@ -248,9 +248,10 @@ class Train(Section):
     """Largest global gradient norm."""
     seed: int = Field(default=17, ge=0, lt=2**32)
     """Seed of weights, order and dropout."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Arithmetic of forward and backward; master weights are fp32 either way. `fp16` is for GPUs without `bf16`: its
-    loss is scaled, and a step whose gradient overflows is taken again with a smaller scale."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of forward and backward; master weights are fp32 either way. `tf32` is fp32 whose matrix products a
+    GPU's tensor cores round to 10 bits (compute capability 8.0 or later). `fp16` is for GPUs without `bf16`: its loss
+    is scaled, and a step whose gradient overflows is taken again with a smaller scale."""
     deterministic: bool = False
     """Only operations that give the same bits each time; slower on a GPU. On a CPU, runs are deterministic without
     it."""
@@ -436,8 +437,9 @@ class Evaluate(Section):
 
     max_rows: int = Field(default=2000, ge=1, le=LARGEST)
     """Evaluation rows to use, chosen by content key."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Arithmetic of the forward pass, for candidate, champion and base alike; bf16 is exact to 2e-4 only, fp16 to 5e-5.
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of the forward pass, for candidate, champion and base alike; bf16 is exact to 2e-4 only, fp16 to 5e-5;
+    `tf32`, of GPUs alone, rounds products as fp16 does.
     A training in shards is evaluated in shards where it is `train.precision`."""
     max_batches: int | None = Field(default=None, ge=1, le=LARGEST)
     """Largest number of forward passes of an evaluation while training: for smoke runs. Candidate and champion get all

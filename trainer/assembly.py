@@ -33,7 +33,7 @@ from trainer.model.build import (
     prefix_length,
 )
 from trainer.model.hollow import few_blocks, first_loss, make_hollow, sums_of_files, to_device, weights_of, why_whole
-from trainer.model.loss import LossModel, check_first_loss, choose_way, loss_model, shortened
+from trainer.model.loss import LossModel, check_first_loss, check_tf32, choose_way, loss_model, shortened
 from trainer.model.method import apply_method
 from trainer.model.mixture import settle_router
 from trainer.model.scratch import make_scratch
@@ -135,6 +135,8 @@ def assemble(
 
 def begin(settings: Settings, prepared: Prepared, gang: Gang, console: Console) -> tuple[Built, Built]:
     """The model to train, and the one on which is decided how: itself, or its first blocks where it is hollow."""
+    check_tf32(gang.device, settings.train.precision, "train.precision")
+    check_tf32(gang.device, settings.eval_precision, "evaluate.precision")
     mode, _ = choose_mode(settings.parallel, settings.shard_group, gang)
     reason = why_whole(settings, mode)
     if reason is None:

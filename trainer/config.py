@@ -140,7 +140,7 @@ class Train:
     weight_decay: float
     clip: float
     seed: int
-    precision: Literal["fp32", "bf16", "fp16"]
+    precision: Literal["fp32", "tf32", "bf16", "fp16"]
     deterministic: bool
     loss_on: Literal["answers", "all"]
     router_loss: float | None
@@ -214,7 +214,7 @@ class Settings:
     max_left_out: float
     mix: dict[str, float] | None
     eval_rows: int
-    eval_precision: Literal["fp32", "bf16", "fp16"]
+    eval_precision: Literal["fp32", "tf32", "bf16", "fp16"]
     eval_batches: int | None
     generation: Generation | None
     grace_seconds: int
@@ -247,7 +247,7 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         mix=_value(dict[str, float] | None, _get(recipe, "data", "mix"), "data.mix"),
         eval_rows=_value(int, _get(recipe, "evaluate", "max_rows"), "evaluate.max_rows"),
         eval_precision=_value(
-            Literal["fp32", "bf16", "fp16"], _get(recipe, "evaluate", "precision"), "evaluate.precision"
+            Literal["fp32", "tf32", "bf16", "fp16"], _get(recipe, "evaluate", "precision"), "evaluate.precision"
         ),
         eval_batches=_value(int | None, _get(recipe, "evaluate", "max_batches"), "evaluate.max_batches"),
         generation=_value(Generation | None, _get(recipe, "evaluate", "generation"), "evaluate.generation"),
@@ -275,6 +275,9 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
     _check_new_tokens(base, train)
     if train.attention in ("flash_attention_2", "flex_attention") and not settings.gpus:
         raise _bad("train.attention", f"`{train.attention}` needs a GPU, and `compute.gpus` is 0")
+    for key, precision in (("train", train.precision), ("evaluate", settings.eval_precision)):
+        if precision == "tf32" and not settings.gpus:
+            raise _bad(f"{key}.precision", "a CPU has no `tf32`, and `compute.gpus` is 0")
     if train.attention == "flash_attention_2" and train.precision != "bf16":
         raise _bad("train.attention", f"`{train.attention}` needs `train.precision: bf16`")
     if train.attention == "flex_attention" and train.deterministic:

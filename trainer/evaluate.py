@@ -460,7 +460,7 @@ def measure_model(
         load_classifier,
         task_of,
     )
-    from trainer.model.loss import choose_way, loss_model
+    from trainer.model.loss import check_tf32, choose_way, loss_model
     from trainer.model.prefix import open_model
     from trainer.model.seq2seq import load_seq2seq
     from trainer.prepare import node_cache
@@ -490,6 +490,7 @@ def measure_model(
         else:
             model = open_model(folder, node=node, check=stop.check)
         built = Built(model.to(gang.device).eval())
+    check_tf32(gang.device, settings.eval_precision, "evaluate.precision")
     # A champion may have a shorter context than the candidate: it reads longer rows in parts, or cut.
     longest = context_of(built.model) or settings.train.sequence_length
     if labels is not None:  # cuts texts there wherever it is used

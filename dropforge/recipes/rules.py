@@ -76,6 +76,10 @@ def check_combinations(recipe: Recipe) -> None:
         )
     if compute.gpu_memory_gb is not None and not compute.gpus:
         raise RecipeError("recipe key `compute.gpu_memory_gb`", "`compute.gpus` is 0", "Remove it, or ask for GPUs")
+    for key, precision in (("train", recipe.train.precision), ("evaluate", recipe.evaluate.precision)):
+        if precision == "tf32" and not compute.gpus:
+            cause = "a CPU has no `tf32`, and `compute.gpus` is 0"
+            raise RecipeError(f"recipe key `{key}.precision`", cause, "Set it to `fp32`, or ask for GPUs")
     if compute.idle is not None and not compute.gpus:
         raise RecipeError(
             "recipe key `compute.idle`",

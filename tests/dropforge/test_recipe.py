@@ -131,7 +131,7 @@ def test_every_preset_loads(name: str) -> None:
         (MODEL + "train: {precision: fp8}", r"`train.precision`: `fp8` is not done: .*the rows beside it.*Use `bf16`"),
         (MODEL + "train: {precision: float8_e4m3fn}", r"`train.precision`: `float8_e4m3fn` is not done"),
         (MODEL + "train: {precision: nvfp4}", r"`train.precision`: `nvfp4` is not done"),
-        (MODEL + "train: {precision: fp64}", r"`train.precision`: it should be 'fp32', 'bf16'"),
+        (MODEL + "train: {precision: fp64}", r"`train.precision`: it should be 'fp32', 'tf32', 'bf16'"),
         (MODEL + "evaluate: {precision: fp8}", r"`evaluate.precision`: `fp8` is not done"),
         (MODEL + "train: {method: lorra}", r"`train.method`: it should be 'full', 'lora'"),
         ("base: {scratch: {hidden_size: 64, heads: 7}}", r"does not divide into 7 heads"),

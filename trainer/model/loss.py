@@ -24,12 +24,39 @@ from trainer.model.build import context_of, is_classifier, is_seq2seq, takes_pos
 from trainer.model.chunks import linear_cross_entropy
 from trainer.model.mixture import balance_of, coefficient
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Way = Literal["fused", "places", "own"]
-_NARROW: Final[dict[str, torch.dtype | None]] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_NARROW: Final[dict[str, torch.dtype | None]] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TOLERANCE: Final = 1e-4
+_TF32_SINCE: Final = (8, 0)  # compute capability
 _NEAR: Final = 0.25  # of the logarithm of the vocabulary's size
 _PROBE: Final = 256  # tokens of a row that show which loss is the model's own
+
+
+@contextmanager
+def matrix_products(precision: Precision) -> Iterator[None]:
+    """Within it, a GPU's tensor cores round what fp32 matrix products multiply to 10 bits if `precision` is `tf32`, and
+    not if it is another; sums are fp32 either way.
+
+    Products of the backward pass go by what holds while it runs.
+    """
+    before = torch.get_float32_matmul_precision()
+    wanted = "high" if precision == "tf32" else "highest"
+    if wanted != before:
+        torch.set_float32_matmul_precision(wanted)
+    try:
+        yield
+    finally:
+        if wanted != before:
+            torch.set_float32_matmul_precision(before)
+
+
+def check_tf32(device: torch.device, precision: Precision, key: str) -> None:
+    """:raises RecipeError: if the device cannot do what a key of the recipe asks for, and would compute in fp32."""
+    if precision != "tf32" or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= _TF32_SINCE):
+        return
+    what = f"a GPU of {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "a CPU"
+    raise RecipeError(f"recipe key `{key}`", f"{what} has no `tf32`", "Set `fp32`, or run on a GPU of 8.0 or later")
 
 
 class LossModel(nn.Module):
@@ -48,7 +75,7 @@ class LossModel(nn.Module):
         self.model = model
         self.packed = packed
         self.masked = packed and masked
-        self.bf16, self.fp16 = bf16, False
+        self.bf16, self.fp16, self.tf32 = bf16, False, False
         self.way: Way = way
         self.scale = 1.0  # of what stands below the head
         self.scales: tuple[float, ...] = (1.0,)  # that are tried
@@ -56,28 +83,29 @@ class LossModel(nn.Module):
     @property
     def precision(self) -> Precision:
         """Arithmetic of the forward pass, by autocast; where shards are cast, their policy has another."""
-        return "fp16" if self.fp16 else "bf16" if self.bf16 else "fp32"
+        return "fp16" if self.fp16 else "bf16" if self.bf16 else "tf32" if self.tf32 else "fp32"
 
     @precision.setter
     def precision(self, value: Precision) -> None:
-        self.bf16, self.fp16 = value == "bf16", value == "fp16"
+        self.bf16, self.fp16, self.tf32 = value == "bf16", value == "fp16", value == "tf32"
 
     @property
     def narrow(self) -> torch.dtype | None:
-        """The 16-bit type of the forward pass; None in fp32."""
-        return _NARROW[self.precision]
+        """The 16-bit type of the forward pass; None in fp32 and tf32."""
+        return _NARROW.get(self.precision)
 
     @contextmanager
     def without_dropout(self, precision: Precision) -> Iterator[None]:
         """Within it, passes are in evaluation mode and in this arithmetic."""
         training, before, attention = self.training, self.precision, self._attention()
-        other = self.exact if precision == "fp32" else None
+        other = self.exact if precision not in _NARROW else None
         self.eval()
         self.precision = precision
         try:
             if other is not None:
                 self.model.set_attn_implementation(other)
-            yield
+            with matrix_products(precision):
+                yield
         finally:
             if other is not None:
                 self.model.set_attn_implementation(attention)

@@ -38,7 +38,7 @@ from trainer.model.build import Built
 from trainer.model.compiled import compile_blocks, compiled
 from trainer.model.fill import fill_shards, sums_of_shard
 from trainer.model.isolation import largest_difference, tolerance
-from trainer.model.loss import LossModel, Precision
+from trainer.model.loss import LossModel, Precision, matrix_products
 from trainer.model.offload import ActivationsOnHost
 from trainer.model.recompute import recompute, recomputed
 
@@ -73,7 +73,7 @@ class Wrapped:
         """
         del last
         keeping: AbstractContextManager[Any] = nullcontext() if self.host is None else self.host.keeping()
-        with collective():
+        with collective(), matrix_products(self.precision):
             with keeping:
                 loss = self.module(batch.ids, batch.positions, batch.places, batch.targets)
             (loss * scale).backward()
@@ -216,7 +216,8 @@ class Sharded(Wrapped):
         self._skeleton = _skeleton(built)
         self.bytes = sum(weight.numel() * weight.element_size() for weight in loss.parameters())
         self.dtype = loss.narrow
-        loss.precision = "fp32"  # the policy casts weights and inputs; autocast would do it once more
+        if self.dtype:
+            loss.precision = "fp32"  # the policy casts weights and inputs; autocast would do it once more
         policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32 if self.dtype else None)
         with collective():
             sizes = {"replicate": gang.world // shards, "shard": shards}
@@ -316,7 +317,9 @@ class Sharded(Wrapped):
             "units": len(self.units),
             "weight_bytes": self.bytes,
             "weight_bytes_of_rank": self.local_bytes(),
-            "arithmetic": str(self.dtype or torch.float32).removeprefix("torch."),
+            "arithmetic": "tf32"
+            if self.precision == "tf32"
+            else str(self.dtype or torch.float32).removeprefix("torch."),
             "reduction": "float32",
             **self.passes(),
         }

@@ -190,7 +190,8 @@ def mean_context(lengths: NDArray[np.integer[Any]], window: int | None = None) -
 def peak_flops(device: str, precision: str, env: Mapping[str, str]) -> float | None:
     """FLOPs per second that a device can do at most; None where nobody has said.
 
-    :param device: name of the GPU, or `cpu`, whose peak is not known. :param precision: `fp32`, `bf16` or `fp16`.
+    :param device: name of the GPU, or `cpu`, whose peak is not known. :param precision: `fp32`, `tf32`, `bf16` or
+        `fp16`.
     :param env: `DROPFORGE_PEAK_TFLOPS` wins over the table. :raises ValueError: if it is no positive number.
     """
     told = env.get(PEAK_VARIABLE)
@@ -205,6 +206,8 @@ def peak_flops(device: str, precision: str, env: Mapping[str, str]) -> float | N
                 return fp16 * 1e12
     for pattern, bf16, fp32 in PEAKS:
         if re.search(pattern, device):
+            if precision == "tf32":  # by the data sheets half of bf16, on the GPUs that have it
+                return None if bf16 is None else bf16 / 2 * 1e12
             found = fp32 if precision == "fp32" else bf16
             return None if found is None else found * 1e12
     return None
