@@ -52,6 +52,8 @@ ROLES: Final = {
     **dict.fromkeys(("tool_response", "tool_result"), "tool"),
 }
 SYSTEM: Final = ("system", "system_prompt")
+#: How a system message without a word is counted: it is left out, and a template may have a default one in its place.
+EMPTY_SYSTEM: Final = "messages.system (empty)"
 #: Characters of a label, source or group: they are joined and counted by it in memory, however long the row may be.
 LONGEST_NAME: Final = 1 << 16
 GROUPS: Final = ("group", "group_id", "conversation_id")
@@ -198,6 +200,8 @@ def _canonical(
         row = Row((), (), cleaned, label, source, group, touched, invisible(cleaned), rounded=rounded)
         return row._replace(unknown=unknown) if unknown else row
     roles, contents, besides = zip(*_ordered(messages, answered=not labels), strict=True)
+    if len(roles) < len(messages) and messages[0][0] == "system" and not messages[0][1].strip():
+        unknown += (EMPTY_SYSTEM,)
     harmless = []
     for content in contents:
         cleaned, count = clean(content)
@@ -280,9 +284,19 @@ def _pair(fields: Mapping[str, Any], asked: str, answered: str, nulls: bool) -> 
     if more is not None and (more := _text(more, "input")).strip():
         told = _text(question, asked)
         question = f"{told}\n\n{more}" if told.strip() else more
-    messages = _side(question, asked, "user", nulls) + _side(answer, answered, "assistant", nulls)
+    before, after = _side(question, asked, "user", nulls), _side(answer, answered, "assistant", nulls)
+    going_on = isinstance(answer, str) and answer[:1] != "[" and before[-1:] and before[-1][0] == "assistant"
+    messages = _begun(before, answer) if going_on else before + after
     used = (asked, answered) if more is None else (asked, answered, "input")
     return _with_system(messages, used, fields)
+
+
+def _begun(before: list[Message], answer: str) -> list[Message]:
+    """A prompt that ends with the beginning of an answer, and the text that goes on: one answer, unless the beginning
+    says more than its text."""
+    *rest, (role, begin, given) = before
+    whole = given == _GIVEN and answer.strip()
+    return [*rest, (role, begin + answer, None)] if whole else [*before, (role, answer, None)]
 
 
 def _with_system(

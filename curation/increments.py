@@ -29,7 +29,8 @@ from dropforge.store import MissingObjectError, Store
 
 #: What the rules of a version say beyond the recipe.
 _OWN: Final = frozenset({"exact", "parent", "drop", "forgotten", "sides_of"})
-#: How many drops are told of that lose rows, and by which ends at most.
+#: How many drops are told of that lose one row in so many, and by which ends at most.
+_LOST: Final = 20
 _DROPS: Final = 5
 _ENDS: Final = 3
 #: Those that say on which side a row stands.
@@ -235,19 +236,20 @@ def _at(store: Store, step: Step, later: Step, wanted: pc.Expression) -> Iterato
                 yield row
 
 
-def emptied(before: Sequence[Step], now: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """What is told of drops that lose half of their rows or more by other rules. :param now: counts by drop's id."""
+def emptied(before: Sequence[Step], after: Sequence[Step]) -> list[str]:
+    """What is told of drops that lose one row in 20 or more by other rules."""
+    now = {step.drop: step.counts for step in after}
     lines = []
     for step in before:
         counts = now.get(step.drop, {})
         held, left = (sum(one.get(split, 0) for split in SPLITS) for one in (step.counts, counts))
         more = Counter(counts) - Counter(step.counts)
         lost = held - left - more.pop(Filtered.FORGOTTEN, 0)  # which somebody asked for
-        if held and 2 * lost >= held:
+        if held and lost * _LOST >= held:
             ends = [(end, rows) for end, rows in more.most_common() if end not in ("input", *SPLITS)][:_ENDS]
             why = f": {', '.join(f'{end} {rows:,}' for end, rows in ends)}" if ends else ""
             lines.append(f"drop {step.name}: by the rules of now {left:,} of its {held:,} rows of before are left{why}")
-    return first_of(lines, _DROPS, "drops that lose half of their rows or more")
+    return first_of(lines, _DROPS, "drops that lose rows")
 
 
 def forgotten_places(store: Store, steps: Iterable[Step]) -> dict[str, frozenset[int]]:

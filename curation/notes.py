@@ -49,7 +49,7 @@ def warnings(
         "text, from the original"
     )
     tallied: dict[str, Counter[str]] = {
-        what: Counter() for what in (recoded, *SEEN.values(), python, chats, rounded, _SEVERAL, _APART)
+        what: Counter() for what in (recoded, *SEEN.values(), python, chats, rounded, _SEVERAL, _APART, _CELL)
     } | _shares(reports)
     for task, report in reports:
         tallied[recoded][task.name] += report.recoded
@@ -58,6 +58,7 @@ def warnings(
         tallied[rounded][task.name] += report.rounded
         tallied[_SEVERAL][task.name] += report.several
         tallied[_APART][task.name] += report.apart
+        tallied[_CELL][task.name] += report.cell
         for seen, number in report.dialect.items():
             tallied[SEEN[seen]][task.name] += number
     found |= {what: +rows for what, rows in tallied.items() if +rows}
@@ -158,6 +159,10 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
     return {what: +files_of for what, files_of in found.items()}
 
 
+_CELL: Final = (
+    "rows hold a text as long as a cell of Excel (32,767), Google Sheets (50,000) or MySQL's `TEXT` (65,535) may be, "
+    "where these cut longer ones off: export the whole texts"
+)
 _SEVERAL: Final = (
     "rows have several answers, of which an encoder-decoder learns the last one alone; write a row for each that it is "
     "to learn"
@@ -200,8 +205,8 @@ _OFTEN: Final = {
     "not twice, or without escapes",
     "pictured": "rows hold a picture, sound or video by its bytes (`data:image/png;base64,...`) or its place "
     "(`<image>`), and only text is learned: take it out",
-    "cut": "rows hold a text of 255, 32,767 or 50,000 characters, where databases, Excel and Google Sheets cut "
-    "longer ones off: if that is so, export the whole texts",
+    "cut": "rows hold a text of 255 characters, where databases cut longer ones off: if that is so, export the whole "
+    "texts",
 }
 _LETTERS: Final = (
     "rows have `\\n` in letters, and few have a line end; if that is not meant, write JSON once, not twice"

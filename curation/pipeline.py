@@ -45,6 +45,7 @@ from curation.notes import (
 from curation.own import prepare_own
 from curation.places import add_lines
 from curation.plan import make_rules, readable, small, tasks
+from curation.previous_sides import MOVED
 from curation.sample import Told, choose_sample
 from curation.schema import Columns, by_format, changes, joined, known, retyped
 from curation.settling import planned, settle
@@ -210,12 +211,13 @@ def follow(
         if plan.why:
             say(plan.why)
         made = plan.parent
-        anew = head.manifest.steps if head is not None and plan.parent is None else ()
+        anew, moved = (head.manifest.steps if head is not None and plan.parent is None else ()), 0
         for one in plan.drops:
             last = one is plan.drops[-1]
             made = step(desk, one, plan.rules, made, repair=again, bare=not last, anew=anew if last else ())
-        if made is not None:
-            for line in increments.emptied(anew, {one.drop: one.counts for one in made.steps}):
+            moved = max(moved, made.measured.get(MOVED, 0))
+        if anew and made is not None:
+            for line in (*increments.emptied(anew, made.steps), *previous_sides.warning(moved)):
                 say(line)
         if made is None:
             raise increments.no_family(family)
@@ -330,8 +332,8 @@ def step(
         sources = {*rules.prefer, *dict(most_rows), *(desk.recipe.data.mix or {})}
         known_before = parent.measured if parent else {}
         labels = known_before.get("known_labels", {}) if family else None
-        evaluated = known_before.get("evaluated_labels", ())
-        statistics = measure(tables, names, touched, named=sources, before=labels, evaluated=evaluated)
+        evaluated, groups = known_before.get("evaluated_labels", ()), known_before.get("known_groups", {})
+        statistics = measure(tables, names, touched, named=sources, before=labels, evaluated=evaluated, groups=groups)
 
     read = records(reports, len(files))
     inputs = tuple(_input(file, rows) for file, rows in zip(files, read, strict=True))
@@ -354,8 +356,11 @@ def step(
     # Of a file without a row in the sample nothing is known.
     unread = unknown_keys(reports, rules)
     worth = [*limited(rules, len(files), whole), *not_as_meant(reports, rules, unread)]
-    worth += increments.emptied(anew, {**{old.drop: old.counts for old in earlier}, drop.id: ends})
-    worth += previous_sides.warning(moved)
+    # The last card of drops that are curated again speaks for all of them.
+    every_moved = moved + (parent.measured.get(MOVED, 0) if parent else 0)
+    this = Step(drop.id, drop.drop, drop.prefix, digest, ends, tuple(names), {}, {})
+    worth += increments.emptied(anew, (*earlier, this))
+    worth += previous_sides.warning(every_moved if anew else moved)
     worth += of_answers(statistics.repeated_answers, statistics.examples, statistics.crossing, rules)
     worth += desk.sets.warnings() if desk.sets is not None else []
     of_files = warnings(work, reports, rules, files, passed, [1] * len(files) if sample else read)
@@ -386,7 +391,8 @@ def step(
         card["drift"] = drift
     if (terms := desk.recipe.data.license) is not None:
         card["license"] = terms
-    manifest = replace(manifest, measured=measured(card, parent))
+    moves = {MOVED: every_moved} if stood and every_moved else {}
+    manifest = replace(manifest, measured=measured(card, parent) | moves)
     drops = [*(old.name for old in earlier), drop.drop]
     metadata = croissant(manifest, drops, terms, datetime.now(UTC).date())
     (out / "croissant.json").write_text(json.dumps(metadata, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -399,8 +405,7 @@ def step(
         kept: dict[str, tuple[str, ...]] = {name: (path.stem,) for name, path in left.items()}
         if not parent and before:  # the sides that it began with are a part of what later drops start from
             kept["colours"] = (*(path.stem for path in before["colours"]), *kept["colours"])
-        this = Step(drop.id, drop.drop, drop.prefix, digest, ends, tuple(names), stored, kept)
-        return replace(manifest, files=stored, steps=(*earlier, this))
+        return replace(manifest, files=stored, steps=(*earlier, replace(this, files=stored, state=kept)))
 
     parts = [one for split in SPLITS for one in shards[split]]
     return _unless(refusal, store, publish(store, drop.family, digest, parts, out, tell, complete), sample)

@@ -113,7 +113,7 @@ def alike(rows: Mapping[str, int]) -> list[dict[str, int]]:
     """
     found: dict[str, dict[str, int]] = {}
     for label, count in rows.items():
-        found.setdefault(_folded(label), {})[label] = count
+        found.setdefault(folded_name(label), {})[label] = count
     same = [group for group in found.values() if len(group) > 1 and not mixed_truths(group)]
     more = [(label, other) for label in rows for other in _within(label) if other in rows]
     return same + [{other: rows[other], label: rows[label]} for label, other in more]
@@ -163,7 +163,7 @@ def numbers_and_names(rows: Mapping[str, int]) -> dict[str, int]:
 
 
 def _is_number(label: str) -> bool:
-    return _folded(label)[-1:].isdecimal()
+    return folded_name(label)[-1:].isdecimal()
 
 
 def called_alike(names: Collection[str], there: Collection[str]) -> dict[str, str]:
@@ -173,8 +173,8 @@ def called_alike(names: Collection[str], there: Collection[str]) -> dict[str, st
     found: dict[str, str] = {}
     for name in sorted(there, reverse=True) if lost else ():
         file = name.rpartition("/")[2]
-        found |= {_folded(file.partition(".")[0]): name, _folded(file): name, _folded(name): name}
-    meant = {name: found.get(_folded(name), "") for name in sorted(lost)}
+        found |= {folded_name(file.partition(".")[0]): name, folded_name(file): name, folded_name(name): name}
+    meant = {name: found.get(folded_name(name), "") for name in sorted(lost)}
     return dict(sorted(meant.items(), key=lambda item: not item[1]))
 
 
@@ -277,7 +277,8 @@ _NO_INPUT: Final = frozenset(
 LONGEST_UNSET: Final = max(map(len, _UNSET | _NO_INPUT)) + 2
 
 
-def _folded(label: str) -> str:
+def folded_name(label: str) -> str:
+    """Return what all spellings have that may be one value, see `alike`."""
     text = label
     if not text.isascii():
         text = unicodedata.normalize("NFKC", _reread(text)).translate(_PLAINER)

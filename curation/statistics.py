@@ -7,10 +7,12 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 from curation.continued import REPEATED, crossing, examples
 from curation.engines.tables import Tables
+from curation.identity import document
 from curation.phrases import repeated
 from curation.shapes import is_json_text, is_repr
 from curation.spellings import (
@@ -18,6 +20,7 @@ from curation.spellings import (
     alike,
     called_alike,
     dated,
+    folded_name,
     made_of_others,
     numbers_and_names,
     truths_among,
@@ -32,8 +35,9 @@ TOP: Final = 12
 ALARM_ROWS: Final = 10
 ALARM_ONE_IN: Final = 100
 _NAME: Final = 200
-#: Labels with which those of later drops are compared, and pairs of files; beyond them nobody looks at each.
+#: Labels and groups with which those of later drops are compared, and pairs of files; beyond them nobody looks at each.
 _KNOWN: Final = 1_000
+_KNOWN_GROUPS: Final = 4_000
 #: Labels that may be one, and such groups.
 TOLD: Final = 5
 _SIDES: Final = {0: "train", 1: "eval"}
@@ -73,6 +77,9 @@ class Statistics:
         otherwise, where these are half of one file or more.
     :param known_labels: labels with their rows, those of earlier drops too; empty where there are very many.
     :param evaluated_labels: those of them that evaluation rows have.
+    :param known_groups: names of groups, those of earlier drops too, as hashes, by the hash of what counts as the same
+        name in `alike`; empty where there are very many. :param groups_otherwise: those of the drop, with their rows,
+        that earlier drops have otherwise spelled alone.
     :param unmeasured: labels that only training rows have, the most frequent first; of the drop, or of `known_labels`.
     :param unmeasured_classes: how many such labels there are.
     """
@@ -116,6 +123,8 @@ class Statistics:
     revised: list[tuple[str, str | None, int]] = field(default_factory=list)
     known_labels: dict[str, int] = field(default_factory=dict)
     evaluated_labels: list[str] = field(default_factory=list)
+    known_groups: dict[str, list[str]] = field(default_factory=dict)
+    groups_otherwise: dict[str, int] = field(default_factory=dict)
 
 
 def measure(
@@ -126,10 +135,11 @@ def measure(
     named: Collection[str] = (),
     before: Mapping[str, int] | None = None,
     evaluated: Collection[str] = (),
+    groups: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Statistics:
     """Count. :param files: names by number. :param touched: counters of the kernel. :param named: sources that the
     recipe names. :param before: labels of earlier drops with their rows, for a version that holds theirs too.
-    :param evaluated: those of them that evaluation rows have."""
+    :param evaluated: those of them that evaluation rows have. :param groups: `known_groups` of earlier drops."""
     totals = {
         "train": dict.fromkeys(("rows", "chars", "words"), 0),
         "eval": dict.fromkeys(("rows", "chars", "words"), 0),
@@ -242,7 +252,31 @@ def measure(
         revised=_revised(tables, files),
         known_labels=known if whole else {},
         evaluated_labels=sorted(measured & known.keys()) if whole else [],
+        known_groups=_joined(groups, names["groups"]) if before is not None else {},
+        groups_otherwise=_otherwise(groups, names["groups"]),
     )
+
+
+def _hashed(name: str) -> str:
+    return document(name).hex()
+
+
+def _joined(before: Mapping[str, Sequence[str]], names: Mapping[str, int]) -> dict[str, list[str]]:
+    """`Statistics.known_groups` with those of one more drop."""
+    found = {same: set(spelled) for same, spelled in before.items()}
+    for name in names:
+        found.setdefault(_hashed(folded_name(name)), set()).add(_hashed(name))
+    return {same: sorted(found[same]) for same in sorted(found)} if len(found) <= _KNOWN_GROUPS else {}
+
+
+def _otherwise(before: Mapping[str, Sequence[str]], names: Mapping[str, int]) -> dict[str, int]:
+    """Names of a drop that earlier drops have otherwise spelled alone, with their rows, the most frequent first."""
+    found = {
+        name: rows
+        for name, rows in names.items()
+        if (spelled := before.get(_hashed(folded_name(name)))) and _hashed(name) not in spelled
+    }
+    return dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))
 
 
 def _labels_where(tables: Tables, which: str, most: int) -> dict[str, int]:

@@ -34,8 +34,11 @@ _UNNAMED: Final = (None, None, None)
 #: Without what is looked for beyond `_looks`: line ends, escapes, entities, and characters that were misread.
 _PLAIN: Final = re.compile(r"[ -%'-\[\]-~]*")
 _SHORT: Final = re.compile(rf'"(?:name|reasoning_content)":"([^"]{{1,{LONGEST_UNSET}}})"')
-#: Characters that a `VARCHAR(255)`, and a cell of Excel and of Google Sheets, may have: longer texts end there.
-_CUT: Final = frozenset({255, 32_767, 50_000})
+#: Characters of a `VARCHAR(255)`, where longer texts end; few texts are so long by chance.
+_CUT: Final = 255
+#: Characters of a cell of Excel and of Google Sheets, and of MySQL's `TEXT`: no text is so long by chance.
+_CELLS: Final = frozenset({32_767, 50_000, 65_535})
+_SHORTEST_CELL: Final = 32_767 // 2  # of characters that Excel counts as two
 #: Characters of a text whose look is kept.
 _LONGEST_KEPT: Final = 100
 _MOST_KEPT: Final = 1 << 12
@@ -61,13 +64,14 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.rounded += 1
     texts = row.contents if row.text is None else (row.text,)
     odd: list[int] = []
-    lined = letters = replaced = misread = entities = pictured = cut = codes = False
+    lined = letters = replaced = misread = entities = pictured = cut = cell = codes = False
     # Most are nothing of all this, which length, first and last character, and end tell at once.
     for place, text in enumerate(texts):
         if len(text) <= _LONGEST_KEPT and text in _plain:
             continue
         seen = False
-        cut = cut or len(text) in _CUT
+        cut = cut or len(text) == _CUT
+        cell = cell or (len(text) >= _SHORTEST_CELL and _fills_a_cell(text))
         if text.isascii():
             seen = " " not in text  # in other scripts most have none
         else:
@@ -90,12 +94,13 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.lined += 1
     elif letters:
         report.letters += 1
-    if replaced or misread or entities or pictured or cut or codes:
+    if replaced or misread or entities or pictured or cut or cell or codes:
         report.replaced += replaced
         report.misread += misread
         report.entities += entities
         report.pictured += pictured
         report.cut += cut
+        report.cell += cell
         report.codes += codes
     if not odd and not row.beside:
         return
@@ -118,6 +123,15 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
     report.chats += any(seen.chat for seen in said)
     report.quoted += any(seen.quoted for seen in said)
     report.escaped += any(seen.escaped for seen in said)
+
+
+def _fills_a_cell(text: str) -> bool:
+    """Whether a text is as long as a cell may be, as Excel counts, in UTF-16, or MySQL, in bytes, too: of a character
+    that does not fit whole nothing is kept."""
+    if len(text) in _CELLS or text.isascii():
+        return len(text) in _CELLS
+    pairs = len(text.encode("utf-16-le", "surrogatepass")) // 2
+    return pairs == 32_767 or (pairs == 32_766 > len(text)) or 65_533 <= len(text.encode("utf-8", "replace")) <= 65_535
 
 
 def _has_letters(text: str) -> bool:

@@ -173,8 +173,8 @@ class Report:
     `letters` in how many one has a line end, or none but `\\n` in letters, `replaced` in how many one has U+FFFD for
     what nobody could read, `misread` in how many one is UTF-8 that was read as something else, `entities` in how many
     one has characters as HTML or Excel's XML writes them, `pictured` in how many a picture
-    stands, `cut` in how many one is as long as a cell of Excel, Google Sheets or a `VARCHAR(255)` may be, `codes` in
-    how many one has characters as JSON writes them in ASCII, `leaked`
+    stands, `cut` in how many one is as long as a `VARCHAR(255)` may be, `cell` as a cell of Excel, Google Sheets or
+    MySQL, `codes` in how many one has characters as JSON writes them in ASCII, `leaked`
     how many begin or end with their label, `several` how many have several answers of which one is learned, and
     `apart` how many have an answer directly behind another one."""
 
@@ -208,6 +208,7 @@ class Report:
     entities: int = 0
     pictured: int = 0
     cut: int = 0
+    cell: int = 0
     codes: int = 0
     leaked: int = 0
     several: int = 0

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from trainer.config import Generation
-from trainer.data.prompts import Prompt, stops
+from trainer.data.prompts import Prompt, behind_thoughts, stops
 from trainer.gang import Gang, collective
 from trainer.model.isolation import tolerance
 from trainer.model.loss import LossModel, Precision
@@ -33,7 +33,7 @@ class Answer:
     """What the model wrote.
 
     :param tokens: without the one that ended it. :param ended: whether one did.
-    :param said: the part that is compared: what comes behind thoughts that the reference is without.
+    :param said: the part that is compared: what comes behind thoughts, which the reference is without.
     """
 
     text: str
@@ -351,4 +351,4 @@ def _answer(ids: list[int], ends: set[int], tokenizer: Any, lead: int | None = N
     def text(some: list[int]) -> str:
         return str(tokenizer.decode(some, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    return Answer(text(ids), len(ids), ended, text(ids[begin:]))
+    return Answer(text(ids), len(ids), ended, behind_thoughts(text(ids[begin:])))

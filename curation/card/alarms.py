@@ -54,6 +54,13 @@ def _of_spellings(statistics: Statistics) -> Iterator[str]:
             yield f"{name}: one value, or several? {_counted(group)}"
         if more := statistics.more_alike.get(name):
             yield f"{name}: one value, or several? {counted(more, 'more such group')}"
+    if other := statistics.groups_otherwise:
+        several = {shown_name(name): rows for name, rows in list(other.items())[:TOLD]}
+        more = f" and {len(other) - TOLD:,} more" if len(other) > TOLD else ""
+        yield (
+            f"groups: earlier drops spell them otherwise, {_counted(several)}{more}; rows of one group under two names "
+            "are not held on one side of the split"
+        )
     for name, meant in statistics.misnamed.items():
         asked = f"; is `{shown_name(meant)}` meant?" if meant else ""
         yield f"sources: the recipe names `{shown_name(name)}`, which no row has{asked}"

@@ -123,6 +123,21 @@ def test_a_class_that_no_evaluation_row_of_a_family_has_is_named_whichever_drop_
     assert told("d3", enough) == []
 
 
+def test_groups_that_earlier_drops_spell_otherwise_are_named(make: Make, store: FolderStore) -> None:
+    def told(name: str, groups: list[str]) -> list[str]:
+        rows = [{"text": f"row {n} of {name}, {group}", "group": group} for n, group in enumerate(groups * 3)]
+        card = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode()}, name, scope="family").files["card_json"]
+        return [line for line in json.loads(store.get(card))["warnings"] if line.startswith("groups: earlier")]
+
+    assert told("d1", ["patient-1", "patient-2", "7", "Other"]) == []
+    (line,) = told("d2", ["PATIENT-1", "patient_2", "007", "patient-1", "new"])
+    shown = "007 (3 rows), PATIENT-1 (3 rows), patient_2 (3 rows)"
+    assert line.startswith(f"groups: earlier drops spell them otherwise, {shown}; rows of one group under two names")
+    assert told("d3", ["PATIENT-1", "patient-1", "other "]) == [
+        line.replace(shown, "'other ' (3 rows)") for line in [line]
+    ]
+
+
 def test_groups_that_hold_nothing_together_or_too_much_are_told(make: Make, store: FolderStore) -> None:
     """As a sheet with merged cells has them, and as one has them that tells who got which of two treatments."""
 

@@ -109,6 +109,16 @@ def test_an_answer_that_is_json_stays_text(text: str) -> None:
     assert turns({"prompt": "q", "completion": text}) == [("user", "q"), ("assistant", text)]
 
 
+def test_an_answer_that_the_prompt_begins_is_one_with_the_text_of_its_completion() -> None:
+    """A prefill, as of `continue_final_message`; what is written as two messages stays two."""
+    begun = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "Hold"}]
+    pair = {"prompt": begun, "completion": " the key."}
+    assert turns(pair) == [("user", "q"), ("assistant", "Hold the key.")]
+    assert canonical(pair).beside == ()
+    for two in ([{"role": "assistant", "content": "no"}], '[{"role": "assistant", "content": "no"}]'):
+        assert [said for _, said in turns({"prompt": begun, "completion": two})] == ["q", "Hold", "no"]
+
+
 @pytest.mark.parametrize("content", [{"text": "t"}, {"messages": CHAT}, {"prompt": "q", "completion": "a"}])
 def test_a_name_in_other_letters_is_read_where_it_is_not_there_exactly(content: dict[str, Any]) -> None:
     about = {"label": "l", "source": "s", "group_id": "g", "system": "y", "tools": [{"name": "x"}]}

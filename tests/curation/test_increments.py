@@ -32,7 +32,9 @@ Rows = list[dict[str, Any]]
 SURE = {"threshold": 0.5, "shingle_size": 2, "bands": 200, "rows_per_band": 1}
 
 
-def add(folder: Path, rows: Rows, recipe: Recipe, number: int, work: str = "") -> tuple[FolderStore, Manifest]:
+def add(
+    folder: Path, rows: Rows, recipe: Recipe, number: int, work: str = "", **more: Any
+) -> tuple[FolderStore, Manifest]:
     """One more drop of the family."""
     store = FolderStore(folder / "bucket")
     name = f"d{number}"
@@ -40,7 +42,7 @@ def add(folder: Path, rows: Rows, recipe: Recipe, number: int, work: str = "") -
     store.put(f"drops/fam/{name}/a.jsonl", data)
     store.put(f"drops/fam/{name}/_SUCCESS", b"")
     drop = read_drop(store, "fam", name)
-    return store, curation.curate(store, drop, recipe, workdir=folder / f"work-{name}{work}")
+    return store, curation.curate(store, drop, recipe, workdir=folder / f"work-{name}{work}", **more)
 
 
 def ends(store: FolderStore, manifest: Manifest) -> list[list[str]]:
@@ -410,16 +412,17 @@ def test_rows_keep_their_sides_over_rules_between_that_removed_them(tmp_path: Pa
 
 def test_earlier_drops_that_lose_their_rows_by_other_rules_are_told(tmp_path: Path, recipe: MakeRecipe) -> None:
     first: Rows = [{"text": f"row {n} of the test"} for n in range(60)]
-    first[0]["body"], first[1]["body"] = "a body", "another body"
+    for n, row in enumerate(first[:54]):
+        row["body"] = f"body {n}"
     add(tmp_path, first, recipe(scope="family"), 1)
     both: Rows = [{"text": f"old row {n}", "body": f"another row {n}"} for n in range(60)]
     add(tmp_path, both, recipe(scope="family"), 2)
     rows: Rows = [{"body": f"row {n} of the third drop"} for n in range(60)]
     other = recipe({"columns": {"text": "body"}}, scope="family")
     store, three = add(tmp_path, rows, other, 3)
-    assert [step.counts["train"] + step.counts["eval"] for step in three.steps] == [2, 60, 60]
+    assert [step.counts["train"] + step.counts["eval"] for step in three.steps] == [54, 60, 60]
     told = json.loads(store.get(three.files["card_json"]))["warnings"]
-    assert "drop d1: by the rules of now 2 of its 60 rows of before are left: no_content 58" in told
+    assert "drop d1: by the rules of now 54 of its 60 rows of before are left: no_content 6" in told
     assert not any(line.startswith("drop d2") for line in told)
     store, four = add(tmp_path, [{"body": "one more row"}], other, 4)
     assert not any("are left" in line for line in json.loads(store.get(four.files["card_json"]))["warnings"])
@@ -430,13 +433,19 @@ def test_rows_of_both_sides_that_become_one_are_told(tmp_path: Path, recipe: Mak
     rows: Rows = [{"text": f"row {n} of the test", "by": f"team {n // 5}"} for n in range(60)]
     store, one = add(tmp_path, rows, recipe(half, scope="family"), 1)
     groups = recipe({**half, "columns": {"group": "by"}}, scope="family")
-    _, two = add(tmp_path, [{"text": "the one row of d2", "by": "team of d2"}], groups, 2)
+    said: list[str] = []
+    _, two = add(tmp_path, [{"text": "the one row of d2", "by": "team of d2"}], groups, 2, say=said.append)
     before, after = by_place(store, one), by_place(store, two)
     assert len(after) == 61  # no row is lost for it
     changed = sum(after[place] != side for place, side in before.items())
     card = json.loads(store.get(two.steps[0].files["card_json"]))
     [told] = [line for line in card["warnings"] if "another side of the split" in line]
     assert told.startswith(f"{changed} rows are on another side")
+    # The last card speaks for all drops, and so does the log.
+    assert told in json.loads(store.get(two.files["card_json"]))["warnings"]
+    assert told in said
+    _, three = add(tmp_path, [{"text": "the one row of d3", "by": "team of d3"}], groups, 3)
+    assert told not in json.loads(store.get(three.files["card_json"]))["warnings"]
     first = [after[place] for place in sorted(before)]
     assert all(len({*first[n : n + 5]}) == 1 for n in range(0, 60, 5))
 

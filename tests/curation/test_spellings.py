@@ -582,17 +582,41 @@ def test_pictures_within_texts_are_told_where_some_of_a_file_have_them(make: Mak
     ]
 
 
-@pytest.mark.parametrize("most", [255, 32_767, 50_000])
-def test_texts_that_end_where_programs_cut_them_are_told(make: Make, store: FolderStore, most: int) -> None:
+def test_texts_that_end_where_programs_cut_them_are_told(make: Make, store: FolderStore) -> None:
     def told(lengths: list[int]) -> list[str]:
         texts = [(f"Number {n} of them goes on and on. " * 2000)[:length] for n, length in enumerate(lengths)]
         made = make({"a.jsonl": lines(text=texts)}, name=f"d{len(lengths)}")
         warnings: list[str] = json.loads(store.get(made.files["card_json"]))["warnings"]
         return [line for line in warnings if "cut longer ones off" in line]
 
-    (line,) = told([most] * 4 + [*range(200, 240)])
-    assert line.startswith("a.jsonl: 4 rows hold a text of 255, 32,767 or 50,000 characters")
-    assert told([most, *range(200, 240)]) == []
+    (line,) = told([255] * 4 + [*range(200, 240)])
+    assert line.startswith("a.jsonl: 4 rows hold a text of 255 characters")
+    assert told([255, *range(200, 240)]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a" * 32_767, True),
+        ("a" * 50_000, True),
+        ("a" * 65_535, True),
+        ("a" * 32_766, False),
+        ("\N{GRINNING FACE}" + "a" * 32_765, True),  # two to Excel
+        ("\N{GRINNING FACE}" + "a" * 32_764, True),  # and the next one did not fit
+        ("\N{GRINNING FACE}" + "a" * 32_763, False),
+        ("\N{GRINNING FACE}" * 16_383, True),
+        ("\u00e4" * 32_766, False),
+        ("\u00e4" * 32_767, True),  # 65,534 bytes, too
+        ("\u20ac" * 21_845, True),  # 65,535 bytes
+    ],
+)
+def test_one_text_that_fills_a_cell_is_told(make: Make, store: FolderStore, text: str, told: bool) -> None:
+    """In an export most answers are short, and the few that were cut are most of what is learned."""
+    made = make({"a.jsonl": lines(text=[f"Number {n} of them" for n in range(200)] + [text])})
+    warnings: list[str] = json.loads(store.get(made.files["card_json"]))["warnings"]
+    assert [line.partition(" (")[0] for line in warnings if "cut longer ones off" in line] == (
+        ["a.jsonl: 1 rows hold a text as long as a cell of Excel"] if told else []
+    )
 
 
 def test_texts_that_were_misread_or_lost_characters_are_told(make: Make, store: FolderStore) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
 from dropforge.errors import DataError
@@ -13,6 +14,8 @@ from trainer.data.chat import make_encoder
 from trainer.data.prompts import Prompt, end_tokens, held_out, make_prompts, read_prompts, write_prompts
 from trainer.data.rows import Row
 from trainer.data.tokenizer import END, EOS, train_tokenizer, wrap_tokenizer
+from trainer.generate import _answer
+from trainer.scores import SCORES
 
 from .test_data import NO_MARKERS, TEXTS
 from .test_template import CHATML, QWEN_3
@@ -103,7 +106,7 @@ def test_what_a_template_puts_before_an_answer_ends_with_the_lead() -> None:
     talk = (("user", "the cat"), ("assistant", "sees"))
     thinking = (talk[0], ("assistant", "<think>\nso\n</think>\n\nsees"))
     found = make_prompts(made, [row(talk), row(thinking), row((*talk, *TALK[1:3]))], 3)
-    assert [(prompt.answer, prompt.lead) for prompt in found] == [("sees", end), (thinking[1][1], None), ("sees", end)]
+    assert [(prompt.answer, prompt.lead) for prompt in found] == [("sees", end), ("sees", end), ("sees", end)]
     thought = Row(b"k" * 16, talk, None, beside=({}, {"reasoning_content": "so"}))
     assert [prompt.lead for prompt in make_prompts(chat_tokenizer(TOOLS), [thought, row(talk)], 2)] == [end, None]
     assert make_prompts(chat_tokenizer(CHATML), [row(talk)], 1)[0].lead is None
@@ -113,3 +116,32 @@ def test_what_a_template_puts_before_an_answer_ends_with_the_lead() -> None:
         named = Row(b"k" * 16, short, None, beside=({}, {"reasoning_content": f"it {answer}, so {answer}"}))
         assert [prompt.lead for prompt in make_prompts(chat_tokenizer(TOOLS), [named, row(short)], 2)] == [end, None]
         assert make_prompts(made, [row(short)], 1)[0].lead == end
+
+
+@pytest.mark.parametrize("opens", [False, True], ids=["closed", "opened"])
+@pytest.mark.parametrize("marks", ["special", "added", "letters"])
+@pytest.mark.parametrize(
+    "said",
+    ["<think>\nhm hm\n</think>\n\nsees the cat", "<think>hm hm</think>sees the cat", "hm hm</think>\n\nsees the cat"],
+)
+def test_who_writes_thoughts_and_answer_as_taught_has_answered_right(said: str, marks: str, opens: bool) -> None:
+    """As distilled data has them, also where the prompt opens the thoughts, as those of Qwen 3's thinking models do."""
+    made = wrap_tokenizer(train_tokenizer(iter(TEXTS), 320), 512)
+    if marks != "letters":
+        special = marks == "special"  # Qwen 3's are not
+        made.add_tokens([AddedToken(mark, special=special) for mark in ("<think>", "</think>")], special_tokens=special)
+    asking, opened = (
+        "add_generation_prompt %}{{ '<|im_start|>assistant\\n" + more for more in ("' }}", "<think>\\n' }}")
+    )
+    assert asking in QWEN_3
+    made.chat_template = QWEN_3.replace(asking, opened) if opens else QWEN_3
+    asked = row((("user", "the cat"), ("assistant", said)))
+    [[taught]] = make_encoder(made, "answers").encode([asked])
+    [prompt] = make_prompts(made, [asked], 1)
+    ends = set(end_tokens(made))
+    written = list(taught.ids)[len(prompt.ids) :]
+    written = written[: 1 + next(place for place, token in enumerate(written) if token in ends)]
+    answer = _answer(written, ends, made, prompt.lead)
+    assert prompt.answer == "sees the cat"
+    assert SCORES["exact-match"](answer.said, prompt.answer) == 1.0
+    assert SCORES["exact-match"](_answer(written[:-3], ends, made, prompt.lead).said, prompt.answer) == 0.0

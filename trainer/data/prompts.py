@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dropforge.errors import DataError
 from trainer.data.chat import OwnEncoder, TemplateEncoder, make_encoder
@@ -20,6 +20,8 @@ from trainer.data.rows import Row
 from trainer.data.template import UnusableChatError
 from trainer.data.tokenizer import END, EOS, is_ours, no_panic
 
+#: How DeepSeek, Qwen and those who learn from them, Mistral and Seed end their thoughts.
+_THOUGHTS_END: Final = re.compile(r"</(?:seed:)?think(?:ing)?>|\[/THINK\]")
 Ask = Callable[[Row], tuple[str, tuple[int, ...]] | None]
 
 
@@ -28,7 +30,8 @@ class Prompt:
     """One row up to its last answer.
 
     :param row: content key as hexadecimal digits. :param text: the prompt as the model gets it, special tokens spelled.
-    :param ids: its tokens; none if the chat template refuses it. :param answer: what stands in the row.
+    :param ids: its tokens; none if the chat template refuses it. :param answer: what the row has, without
+        thoughts in its text.
     :param lead: id of the token behind which the answer's own text begins, where the chat template has the model say
         something before it, as thoughts or an empty block of them; None where it begins at once.
     """
@@ -62,6 +65,12 @@ def prompted(row: Row) -> tuple[Row, str] | None:
     return held_out(row, calling=False)
 
 
+def behind_thoughts(text: str) -> str:
+    """The answer behind thoughts that its text holds, as `<think>...</think>`; all of it where nothing is behind."""
+    _, *behind = _THOUGHTS_END.split(text)
+    return (behind[-1].lstrip() if behind else "") or text
+
+
 def make_prompts(tokenizer: Any, rows: Iterable[Row], count: int, ask: Ask | None = None) -> list[Prompt]:
     """The prompts of the first rows that have one, at most `count`; the rest of `rows` is not looked at.
 
@@ -72,7 +81,8 @@ def make_prompts(tokenizer: Any, rows: Iterable[Row], count: int, ask: Ask | Non
     leads = _leads(tokenizer) if ask is None else None
     ask = ask or _continued(tokenizer)
     found = []
-    for row, (before, answer) in islice(_usable(rows), count):
+    for row, (before, content) in islice(_usable(rows), count):
+        answer = behind_thoughts(content)
         text, ids = ask(before) or ("", ())
         lead = leads(row.until(len(before.messages or ()) + 1), text, answer) if leads and ids else None
         found.append(Prompt(row.key.hex(), text, ids, answer, lead))
