@@ -183,6 +183,8 @@ _SHARES: Final = (
     "entities",
     "pictured",
     "cut",
+    "guarded",
+    "formula",
     "codes",
     "leaked",
 )
@@ -205,6 +207,9 @@ _OFTEN: Final = {
     "not twice, or without escapes",
     "pictured": "rows hold a picture, sound or video by its bytes (`data:image/png;base64,...`) or its place "
     "(`<image>`), and only text is learned: take it out",
+    "guarded": "rows hold a text that begins with an apostrophe before `=`, `+`, `-` or `@`, as exports keep sheets "
+    "from taking it for a formula: write it without",
+    "formula": "rows hold a formula (`=VLOOKUP(`): export values",
     "cut": "rows hold a text of 255 characters, where databases cut longer ones off: if that is so, export the whole "
     "texts",
 }

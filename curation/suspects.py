@@ -38,6 +38,10 @@ _SHORT: Final = re.compile(rf'"(?:name|reasoning_content)":"([^"]{{1,{LONGEST_UN
 _CUT: Final = 255
 #: Characters of a cell of Excel and of Google Sheets, and of MySQL's `TEXT`: no text is so long by chance.
 _CELLS: Final = frozenset({32_767, 50_000, 65_535})
+#: What exports write before cells that a sheet would take for a formula, and the beginning of one.
+_SHEET: Final = frozenset("'=")
+_GUARDED: Final = frozenset({"'=", "'+", "'-", "'@"})
+_FORMULA: Final = re.compile(r"=[A-Z][A-Z.]+\(")
 _SHORTEST_CELL: Final = 32_767 // 2  # of characters that Excel counts as two
 #: Characters of a text whose look is kept.
 _LONGEST_KEPT: Final = 100
@@ -64,7 +68,7 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.rounded += 1
     texts = row.contents if row.text is None else (row.text,)
     odd: list[int] = []
-    lined = letters = replaced = misread = entities = pictured = cut = cell = codes = False
+    lined = letters = replaced = misread = entities = pictured = cut = cell = codes = guarded = formula = False
     # Most are nothing of all this, which length, first and last character, and end tell at once.
     for place, text in enumerate(texts):
         if len(text) <= _LONGEST_KEPT and text in _plain:
@@ -72,6 +76,9 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         seen = False
         cut = cut or len(text) == _CUT
         cell = cell or (len(text) >= _SHORTEST_CELL and _fills_a_cell(text))
+        if text[:1] in _SHEET:
+            guarded = guarded or text[:2] in _GUARDED
+            formula = formula or _FORMULA.match(text) is not None
         if text.isascii():
             seen = " " not in text  # in other scripts most have none
         else:
@@ -94,7 +101,7 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.lined += 1
     elif letters:
         report.letters += 1
-    if replaced or misread or entities or pictured or cut or cell or codes:
+    if replaced or misread or entities or pictured or cut or cell or codes or guarded or formula:
         report.replaced += replaced
         report.misread += misread
         report.entities += entities
@@ -102,6 +109,8 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.cut += cut
         report.cell += cell
         report.codes += codes
+        report.guarded += guarded
+        report.formula += formula
     if not odd and not row.beside:
         return
     said: list[_Looks] = []

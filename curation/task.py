@@ -174,8 +174,9 @@ class Report:
     what nobody could read, `misread` in how many one is UTF-8 that was read as something else, `entities` in how many
     one has characters as HTML or Excel's XML writes them, `pictured` in how many a picture
     stands, `cut` in how many one is as long as a `VARCHAR(255)` may be, `cell` as a cell of Excel, Google Sheets or
-    MySQL, `codes` in how many one has characters as JSON writes them in ASCII, `leaked`
-    how many begin or end with their label, `several` how many have several answers of which one is learned, and
+    MySQL, `guarded` and `formula` in how many one begins as exports or sheets write formulas, `codes` in how many one
+    has characters as JSON writes them in ASCII, `leaked` how many begin or end with their label, `several` how many have
+    several answers of which one is learned, and
     `apart` how many have an answer directly behind another one."""
 
     file: int
@@ -209,6 +210,8 @@ class Report:
     pictured: int = 0
     cut: int = 0
     cell: int = 0
+    guarded: int = 0
+    formula: int = 0
     codes: int = 0
     leaked: int = 0
     several: int = 0

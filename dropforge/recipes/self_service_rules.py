@@ -94,7 +94,7 @@ SWITCHED: Final = {
     "curation.unknown_keys": "refuse",
 }
 #: Limits of a preset that a drop may make closer, and which way that is.
-CLOSER: Final = STRICTER | {"promote.min_improvement": 1, "promote.confidence": 1}
+CLOSER: Final = STRICTER | {"data.max_row_bytes": -1, "promote.min_improvement": 1, "promote.confidence": 1}
 #: What a preset says in fractions of the deciding metric, so that a drop chooses no other one either.
 _OF_THE_METRIC: Final = ("promote.min_improvement", "promote.confidence", "promote.stale")
 _GATE: Final = "curation.gate"  # a drop may add limits to those of the preset

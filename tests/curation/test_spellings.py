@@ -594,6 +594,19 @@ def test_texts_that_end_where_programs_cut_them_are_told(make: Make, store: Fold
     assert told([255, *range(200, 240)]) == []
 
 
+def test_what_exports_and_sheets_write_for_formulas_is_told(make: Make, store: FolderStore) -> None:
+    def told(name: str, texts: list[str]) -> list[str]:
+        made = make({"a.jsonl": lines(text=[*texts, *(f"row {n} of them" for n in range(30))])}, name)
+        warnings: list[str] = json.loads(store.get(made.files["card_json"]))["warnings"]
+        return [line for line in warnings if "formula" in line]
+
+    (line,) = told("d1", ["'- Hold the key", "'=1+1 is two", "'+49 is ours"])
+    assert line.startswith("a.jsonl: 3 rows hold a text that begins with an apostrophe before")
+    (line,) = told("d2", ['=VLOOKUP(A2,"B:B",1)', '=IF(A2>1,"x","y")'])
+    assert line.startswith("a.jsonl: 2 rows hold a formula")
+    assert told("d3", ["'tis a quote", "= is a sign", "'-' is one too"] + ["x"] * 40) == []
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

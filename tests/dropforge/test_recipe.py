@@ -447,6 +447,7 @@ def test_the_recipe_of_a_first_drop_is_checked_as_the_run_will_read_it(tmp_path:
         ("curation.unknown_keys", "curation: {unknown_keys: tell}"),
         ("curation.unknown_keys", "curation: {unknown_keys: null}"),
         ("data.max_left_out", "data: {max_left_out: 1.0}"),
+        ("data.max_row_bytes", "data: {max_row_bytes: 1000000000}"),
         ("curation.pii", "curation: none"),
         ("curation.pii", "curation: null"),
         ("curation.pii", "curation: {steps: none, pii: null}"),
@@ -483,7 +484,7 @@ def test_a_drop_neither_chooses_where_it_is_computed_nor_takes_masks_and_gate_of
     asked += "max_quarantined: 0.01, unknown_keys: refuse, decontaminate: {sets: {gsm8k: s3://sets/gsm8k/}}"
     promote = "approval: {people: [ann]}, guards: [{metric: eval/perplexity, at_most: 90}], slices: [{by: source}], "
     promote += "min_improvement: 0.01, confidence: 0.9, better_than_base: true, input_example: false"
-    compute, data = "gpus: 1, idle: {minutes: 20}", "max_left_out: 0.01"
+    compute, data = "gpus: 1, idle: {minutes: 20}", "max_left_out: 0.01, max_row_bytes: 10000"
     team = f"extends: tiny\ncuration: {{{asked}}}\npromote: {{{promote}}}\ncompute: {{{compute}}}\ndata: {{{data}}}"
     (tmp_path / "team.yaml").write_text(team)
     (tmp_path / "lax.yaml").write_text("extends: tiny\ncuration: none")
