@@ -202,6 +202,8 @@ def _canonical(
     roles, contents, besides = zip(*_ordered(messages, answered=not labels), strict=True)
     if len(roles) < len(messages) and messages[0][0] == "system" and not messages[0][1].strip():
         unknown += (EMPTY_SYSTEM,)
+    if used[:2] in PAIRS and isinstance(fields[used[0]], list) and _is_begun(fields[used[0]], fields[used[1]]):
+        unknown += (f"{used[0]} (ends with an answer)",)
     harmless = []
     for content in contents:
         cleaned, count = clean(content)
@@ -284,19 +286,21 @@ def _pair(fields: Mapping[str, Any], asked: str, answered: str, nulls: bool) -> 
     if more is not None and (more := _text(more, "input")).strip():
         told = _text(question, asked)
         question = f"{told}\n\n{more}" if told.strip() else more
-    before, after = _side(question, asked, "user", nulls), _side(answer, answered, "assistant", nulls)
-    going_on = isinstance(answer, str) and answer[:1] != "[" and before[-1:] and before[-1][0] == "assistant"
-    messages = _begun(before, answer) if going_on else before + after
+    messages = _side(question, asked, "user", nulls) + _side(answer, answered, "assistant", nulls)
     used = (asked, answered) if more is None else (asked, answered, "input")
     return _with_system(messages, used, fields)
 
 
-def _begun(before: list[Message], answer: str) -> list[Message]:
-    """A prompt that ends with the beginning of an answer, and the text that goes on: one answer, unless the beginning
-    says more than its text."""
-    *rest, (role, begin, given) = before
-    whole = given == _GIVEN and answer.strip()
-    return [*rest, (role, begin + answer, None)] if whole else [*before, (role, answer, None)]
+def _is_begun(question: list[Any], answer: Any) -> bool:
+    """Whether a prompt ends with what may be the beginning of the answer, a text, which is not learned as a part of it.
+
+    A flag says that it is none.
+    """
+    last = question[-1] if question and isinstance(answer, str) and answer[:1] != "[" else None
+    if not isinstance(last, dict) or any(last.get(flag) is not None for flag in turns.FLAGS):
+        return False
+    role = last.get("role", last.get("from"))
+    return isinstance(role, str) and ROLES.get(role.strip().lower()) == "assistant"
 
 
 def _with_system(

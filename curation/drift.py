@@ -128,8 +128,9 @@ def measured(card: Mapping[str, Any], parent: Manifest | None = None) -> dict[st
     if known := card["statistics"].get("known_labels"):
         told["known_labels"] = known
         told["evaluated_labels"] = card["statistics"]["evaluated_labels"]
-    if groups := card["statistics"].get("known_groups"):
-        told["known_groups"] = groups
+    for name in ("known_groups", "groups_otherwise", "many_groups"):
+        if found := card["statistics"].get(name):
+            told[name] = found
     many, chars = card["statistics"].get("classes", (0, 0))
     if many > MOST_LABELS or chars > MOST_LABEL_CHARS:
         told["labels"] = [many, chars]

@@ -29,10 +29,12 @@ from dropforge.store import MissingObjectError, Store
 
 #: What the rules of a version say beyond the recipe.
 _OWN: Final = frozenset({"exact", "parent", "drop", "forgotten", "sides_of"})
-#: How many drops are told of that lose one row in so many, and by which ends at most.
+#: A drop that loses one row in so many is told, and at most so many ends by which it does.
 _LOST: Final = 20
-_DROPS: Final = 5
 _ENDS: Final = 3
+#: Lines that are told of drops that were curated again, of each and of all.
+_OF_A_DROP: Final = 5
+_OF_DROPS: Final = 20
 #: Those that say on which side a row stands.
 _SPLIT: Final = ("eval_per_million", "split_salt")
 
@@ -236,20 +238,36 @@ def _at(store: Store, step: Step, later: Step, wanted: pc.Expression) -> Iterato
                 yield row
 
 
-def emptied(before: Sequence[Step], after: Sequence[Step]) -> list[str]:
-    """What is told of drops that lose one row in 20 or more by other rules."""
-    now = {step.drop: step.counts for step in after}
+def emptied(before: Step | None, ends: Mapping[str, int]) -> list[str]:
+    """What is told of a drop that loses one row in 20 or more by other rules. :param before: what it was."""
+    then = before.counts if before is not None else {}
+    held, left = (sum(one.get(split, 0) for split in SPLITS) for one in (then, ends))
+    more = Counter(ends) - Counter(then)
+    lost = held - left - more.pop(Filtered.FORGOTTEN, 0)  # which somebody asked for
+    if not held or lost * _LOST < held:
+        return []
+    gone = [(end, rows) for end, rows in more.most_common() if end not in ("input", *SPLITS)][:_ENDS]
+    why = f": {', '.join(f'{end} {rows:,}' for end, rows in gone)}" if gone else ""
+    return [f"by the rules of now {left:,} of {held:,} rows of the version before are left{why}"]
+
+
+def told_anew(store: Store, before: Sequence[Step], after: Sequence[Step]) -> list[str]:
+    """What cards of drops that were curated again tell, and those of before did not."""
+    now = {step.drop: step for step in after}
     lines = []
-    for step in before:
-        counts = now.get(step.drop, {})
-        held, left = (sum(one.get(split, 0) for split in SPLITS) for one in (step.counts, counts))
-        more = Counter(counts) - Counter(step.counts)
-        lost = held - left - more.pop(Filtered.FORGOTTEN, 0)  # which somebody asked for
-        if held and lost * _LOST >= held:
-            ends = [(end, rows) for end, rows in more.most_common() if end not in ("input", *SPLITS)][:_ENDS]
-            why = f": {', '.join(f'{end} {rows:,}' for end, rows in ends)}" if ends else ""
-            lines.append(f"drop {step.name}: by the rules of now {left:,} of its {held:,} rows of before are left{why}")
-    return first_of(lines, _DROPS, "drops that lose rows")
+    for old in before:
+        if (new := now.get(old.drop)) is not None and new.files["card_json"] != old.files["card_json"]:
+            known = set(_warnings(store, old))
+            more = [line for line in _warnings(store, new) if line not in known]
+            lines += [f"drop {old.name}: {line}" for line in first_of(more, _OF_A_DROP, "lines on its card")]
+    return first_of(lines, _OF_DROPS, "such lines on the cards of its drops")
+
+
+def _warnings(store: Store, step: Step) -> list[str]:
+    """Nothing where the card is gone."""
+    with suppress(DropforgeError):
+        return [str(line) for line in read_object(store, step.files["card_json"]).get("warnings", ())]
+    return []
 
 
 def forgotten_places(store: Store, steps: Iterable[Step]) -> dict[str, frozenset[int]]:

@@ -35,7 +35,7 @@ from curation.schema import Seen, joined, unread
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
 from curation.streams import TornError
-from curation.suspects import count_suspects
+from curation.suspects import count_suspects, holds_a_full_cell
 from curation.task import PRINTED, Report, Task
 from curation.turns import hidden
 
@@ -307,6 +307,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
                 task.limits.check(made, size)
             pictured = pictures or (mapped and has_pictures(record.fields))
             row = canonical(fields, rules.text_column, labels, answers, pictured, nulls)
+            report.cell += holds_a_full_cell(row, record.fields)
             if extras.asked is not None:
                 row = row._replace(extras=extras.of(record.fields))
         except RejectError as error:

@@ -45,7 +45,6 @@ from curation.notes import (
 from curation.own import prepare_own
 from curation.places import add_lines
 from curation.plan import make_rules, readable, small, tasks
-from curation.previous_sides import MOVED
 from curation.sample import Told, choose_sample
 from curation.schema import Columns, by_format, changes, joined, known, retyped
 from curation.settling import planned, settle
@@ -211,14 +210,14 @@ def follow(
         if plan.why:
             say(plan.why)
         made = plan.parent
-        anew, moved = (head.manifest.steps if head is not None and plan.parent is None else ()), 0
+        was = {old.drop: old for old in head.manifest.steps} if head is not None and plan.parent is None else {}
         for one in plan.drops:
             last = one is plan.drops[-1]
-            made = step(desk, one, plan.rules, made, repair=again, bare=not last, anew=anew if last else ())
-            moved = max(moved, made.measured.get(MOVED, 0))
-        if anew and made is not None:
-            for line in (*increments.emptied(anew, made.steps), *previous_sides.warning(moved)):
+            # The last card speaks for all drops that are curated again, and so does the log.
+            lines = increments.told_anew(desk.store, [*was.values()], made.steps) if last and made is not None else []
+            for line in lines:
                 say(line)
+            made = step(desk, one, plan.rules, made, repair=again, bare=not last, was=was.get(one.id), anew=lines)
         if made is None:
             raise increments.no_family(family)
         if head is not None and plan.parent is None:
@@ -246,14 +245,16 @@ def step(
     repair: bool = False,
     bare: bool = False,
     sample: int | None = None,
-    anew: Sequence[Step] = (),
+    was: Step | None = None,
+    anew: Sequence[str] = (),
 ) -> Manifest:
     """Curate one drop, and add it to a version of its family if there is one.
 
     :param repair: store what later drops need again, also if the version is there.
     :param bare: the first version may be without a row, as other drops follow.
     :param sample: look at about so many rows instead of all.
-    :param anew: what drops were in the version before, where this is the last one of them all, curated again.
+    :param was: what the drop was in the version before, where it is curated again. :param anew: what is told of others
+        that are.
     :raises NoUsableRowError: if no row of a first drop stays.
     """
     store, tell, workdir = desk.store, desk.tell, desk.workdir
@@ -330,10 +331,8 @@ def step(
         counted = _stage_counts(reports)
         touched |= {name: count for name, count in counted.items() if not name.startswith((FOUND, "sample_"))}
         sources = {*rules.prefer, *dict(most_rows), *(desk.recipe.data.mix or {})}
-        known_before = parent.measured if parent else {}
-        labels = known_before.get("known_labels", {}) if family else None
-        evaluated, groups = known_before.get("evaluated_labels", ()), known_before.get("known_groups", {})
-        statistics = measure(tables, names, touched, named=sources, before=labels, evaluated=evaluated, groups=groups)
+        known_before: Mapping[str, Any] | None = (parent.measured if parent else {}) if family else None
+        statistics = measure(tables, names, touched, named=sources, before=known_before)
 
     read = records(reports, len(files))
     inputs = tuple(_input(file, rows) for file, rows in zip(files, read, strict=True))
@@ -356,11 +355,7 @@ def step(
     # Of a file without a row in the sample nothing is known.
     unread = unknown_keys(reports, rules)
     worth = [*limited(rules, len(files), whole), *not_as_meant(reports, rules, unread)]
-    # The last card of drops that are curated again speaks for all of them.
-    every_moved = moved + (parent.measured.get(MOVED, 0) if parent else 0)
-    this = Step(drop.id, drop.drop, drop.prefix, digest, ends, tuple(names), {}, {})
-    worth += increments.emptied(anew, (*earlier, this))
-    worth += previous_sides.warning(every_moved if anew else moved)
+    worth += [*increments.emptied(was, ends), *previous_sides.warning(moved), *anew]
     worth += of_answers(statistics.repeated_answers, statistics.examples, statistics.crossing, rules)
     worth += desk.sets.warnings() if desk.sets is not None else []
     of_files = warnings(work, reports, rules, files, passed, [1] * len(files) if sample else read)
@@ -391,8 +386,8 @@ def step(
         card["drift"] = drift
     if (terms := desk.recipe.data.license) is not None:
         card["license"] = terms
-    moves = {MOVED: every_moved} if stood and every_moved else {}
-    manifest = replace(manifest, measured=measured(card, parent) | moves)
+    manifest = replace(manifest, measured=measured(card, parent))
+    card["statistics"].pop("known_groups")  # for later drops alone, and long
     drops = [*(old.name for old in earlier), drop.drop]
     metadata = croissant(manifest, drops, terms, datetime.now(UTC).date())
     (out / "croissant.json").write_text(json.dumps(metadata, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -405,7 +400,8 @@ def step(
         kept: dict[str, tuple[str, ...]] = {name: (path.stem,) for name, path in left.items()}
         if not parent and before:  # the sides that it began with are a part of what later drops start from
             kept["colours"] = (*(path.stem for path in before["colours"]), *kept["colours"])
-        return replace(manifest, files=stored, steps=(*earlier, replace(this, files=stored, state=kept)))
+        this = Step(drop.id, drop.drop, drop.prefix, digest, ends, tuple(names), stored, kept)
+        return replace(manifest, files=stored, steps=(*earlier, this))
 
     parts = [one for split in SPLITS for one in shards[split]]
     return _unless(refusal, store, publish(store, drop.family, digest, parts, out, tell, complete), sample)

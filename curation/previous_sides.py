@@ -49,8 +49,6 @@ NO_PLACED: Final = "create table placed as select unit, cast(file as bigint) as 
 CHANGED: Final = """
 select count(*) from sides s join by_place b on s.key = b.key and s.rank = b.rank where s.side <> b.side
 """
-#: In what was measured of a version: how many rows changed sides, of all drops that were curated again for it.
-MOVED: Final = "changed_sides"
 _SIDES: Final = {"train": 0, "eval": 1}
 
 

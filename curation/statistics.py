@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Final
 
 from curation.continued import REPEATED, crossing, examples
@@ -35,9 +34,10 @@ TOP: Final = 12
 ALARM_ROWS: Final = 10
 ALARM_ONE_IN: Final = 100
 _NAME: Final = 200
-#: Labels and groups with which those of later drops are compared, and pairs of files; beyond them nobody looks at each.
+#: Labels with which those of later drops are compared, and pairs of files; beyond them nobody looks at each.
 _KNOWN: Final = 1_000
-_KNOWN_GROUPS: Final = 4_000
+#: Hexadecimal digits of a group's hash: of 10,000 groups two share one once in five million families.
+_HASH: Final = 12
 #: Labels that may be one, and such groups.
 TOLD: Final = 5
 _SIDES: Final = {0: "train", 1: "eval"}
@@ -78,8 +78,9 @@ class Statistics:
     :param known_labels: labels with their rows, those of earlier drops too; empty where there are very many.
     :param evaluated_labels: those of them that evaluation rows have.
     :param known_groups: names of groups, those of earlier drops too, as hashes, by the hash of what counts as the same
-        name in `alike`; empty where there are very many. :param groups_otherwise: those of the drop, with their rows,
-        that earlier drops have otherwise spelled alone.
+        name in `alike`.
+    :param groups_otherwise: those, with their rows, that came when earlier drops had them otherwise spelled alone.
+    :param many_groups: whether there are more than can be compared so.
     :param unmeasured: labels that only training rows have, the most frequent first; of the drop, or of `known_labels`.
     :param unmeasured_classes: how many such labels there are.
     """
@@ -125,6 +126,7 @@ class Statistics:
     evaluated_labels: list[str] = field(default_factory=list)
     known_groups: dict[str, list[str]] = field(default_factory=dict)
     groups_otherwise: dict[str, int] = field(default_factory=dict)
+    many_groups: bool = False
 
 
 def measure(
@@ -133,13 +135,11 @@ def measure(
     touched: dict[str, int],
     top: int = TOP,
     named: Collection[str] = (),
-    before: Mapping[str, int] | None = None,
-    evaluated: Collection[str] = (),
-    groups: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    before: Mapping[str, Any] | None = None,
 ) -> Statistics:
     """Count. :param files: names by number. :param touched: counters of the kernel. :param named: sources that the
-    recipe names. :param before: labels of earlier drops with their rows, for a version that holds theirs too.
-    :param evaluated: those of them that evaluation rows have. :param groups: `known_groups` of earlier drops."""
+    recipe names. :param before: what was measured of the version to which the drop is added (`curation.drift`), for one
+    that holds all drops; None for a drop's own."""
     totals = {
         "train": dict.fromkeys(("rows", "chars", "words"), 0),
         "eval": dict.fromkeys(("rows", "chars", "words"), 0),
@@ -170,7 +170,7 @@ def measure(
         )
     )
     missing = unset(labels)
-    known = dict(sorted((Counter(labels) + Counter(before or {})).items()))
+    known = dict(sorted((Counter(labels) + Counter((before or {}).get("known_labels", {}))).items()))
     names = {f"{name}s": _names(tables, name) for name in ("source", "group")}
     valued = {"labels": known, **names}
     same = {name: alike(found) for name, found in valued.items()}
@@ -182,7 +182,7 @@ def measure(
             f" order by label limit {MOST_LABELS}"
         )
     )
-    measured = {*evaluated, *_labels_where(tables, "measured > 0", MOST_LABELS)}
+    measured = {*(before or {}).get("evaluated_labels", ()), *_labels_where(tables, "measured > 0", MOST_LABELS)}
     if whole := before is not None and len(known) <= _KNOWN:
         alone = {label: rows for label, rows in known.items() if label not in measured}
         unmeasured, unmeasured_classes = (
@@ -197,6 +197,7 @@ def measure(
         for name, meant in called_alike(named, names["sources"]).items()
         if meant or before is None  # another drop of the family may have it
     ]
+    groups = tables.one(f'select count(distinct r.unit) from {_KEPT} where r."group" is not null')[0]
     return Statistics(
         totals=totals,
         medians=medians,
@@ -213,7 +214,7 @@ def measure(
             for name, rows in tables.all(f"select label, held from label_rows order by held desc, label limit {top}")
         ],
         shapes={"messages": shapes[0], "text": shapes[1]},
-        groups=tables.one(f'select count(distinct r.unit) from {_KEPT} where r."group" is not null')[0],
+        groups=groups,
         by_file=_by_file(tables, files),
         clusters=_clusters(tables, files),
         quarantine=_examples(tables, files),
@@ -252,31 +253,33 @@ def measure(
         revised=_revised(tables, files),
         known_labels=known if whole else {},
         evaluated_labels=sorted(measured & known.keys()) if whole else [],
-        known_groups=_joined(groups, names["groups"]) if before is not None else {},
-        groups_otherwise=_otherwise(groups, names["groups"]),
+        **(_compared_groups(before, names["groups"], groups) if before is not None else {}),
     )
 
 
+def _compared_groups(before: Mapping[str, Any], names: Mapping[str, int], groups: int) -> dict[str, Any]:
+    """`known_groups` and what goes with them, of a family with one more drop.
+
+    :param names: its groups with their rows. :param groups: how many there are.
+    """
+    many = before.get("many_groups", False) or groups > MOST_LABELS
+    known = {same: set(spelled) for same, spelled in before.get("known_groups", {}).items()}
+    otherwise = Counter(before.get("groups_otherwise", {}))
+    for name, rows in () if many else names.items():
+        spelled, mine = known.setdefault(_hashed(folded_name(name)), set()), _hashed(name)
+        if spelled and mine not in spelled:
+            otherwise[name] += rows
+    for name in () if many else names:
+        known[_hashed(folded_name(name))].add(_hashed(name))
+    if many or len(known) > MOST_LABELS:
+        return {"many_groups": True, "groups_otherwise": dict(otherwise)}
+    held = {same: sorted(known[same]) for same in sorted(known)}
+    first = sorted(otherwise.items(), key=lambda one: (-one[1], one[0]))[:_KNOWN]
+    return {"known_groups": held, "groups_otherwise": dict(first)}
+
+
 def _hashed(name: str) -> str:
-    return document(name).hex()
-
-
-def _joined(before: Mapping[str, Sequence[str]], names: Mapping[str, int]) -> dict[str, list[str]]:
-    """`Statistics.known_groups` with those of one more drop."""
-    found = {same: set(spelled) for same, spelled in before.items()}
-    for name in names:
-        found.setdefault(_hashed(folded_name(name)), set()).add(_hashed(name))
-    return {same: sorted(found[same]) for same in sorted(found)} if len(found) <= _KNOWN_GROUPS else {}
-
-
-def _otherwise(before: Mapping[str, Sequence[str]], names: Mapping[str, int]) -> dict[str, int]:
-    """Names of a drop that earlier drops have otherwise spelled alone, with their rows, the most frequent first."""
-    found = {
-        name: rows
-        for name, rows in names.items()
-        if (spelled := before.get(_hashed(folded_name(name)))) and _hashed(name) not in spelled
-    }
-    return dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))
+    return document(name).hex()[:_HASH]
 
 
 def _labels_where(tables: Tables, which: str, most: int) -> dict[str, int]:

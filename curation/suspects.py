@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from curation.canonical import Row
 from curation.repair import is_misread
@@ -68,14 +68,13 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.rounded += 1
     texts = row.contents if row.text is None else (row.text,)
     odd: list[int] = []
-    lined = letters = replaced = misread = entities = pictured = cut = cell = codes = guarded = formula = False
+    lined = letters = replaced = misread = entities = pictured = cut = codes = guarded = formula = False
     # Most are nothing of all this, which length, first and last character, and end tell at once.
     for place, text in enumerate(texts):
         if len(text) <= _LONGEST_KEPT and text in _plain:
             continue
         seen = False
         cut = cut or len(text) == _CUT
-        cell = cell or (len(text) >= _SHORTEST_CELL and _fills_a_cell(text))
         if text[:1] in _SHEET:
             guarded = guarded or text[:2] in _GUARDED
             formula = formula or _FORMULA.match(text) is not None
@@ -101,13 +100,12 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.lined += 1
     elif letters:
         report.letters += 1
-    if replaced or misread or entities or pictured or cut or cell or codes or guarded or formula:
+    if replaced or misread or entities or pictured or cut or codes or guarded or formula:
         report.replaced += replaced
         report.misread += misread
         report.entities += entities
         report.pictured += pictured
         report.cut += cut
-        report.cell += cell
         report.codes += codes
         report.guarded += guarded
         report.formula += formula
@@ -132,6 +130,14 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
     report.chats += any(seen.chat for seen in said)
     report.quoted += any(seen.quoted for seen in said)
     report.escaped += any(seen.escaped for seen in said)
+
+
+def holds_a_full_cell(row: Row, fields: Mapping[str, Any]) -> bool:
+    """Whether one of a row's texts, or of the fields that they were put together from, is as long as a cell may be."""
+    texts = row.contents if row.text is None else (row.text,)
+    if max(map(len, texts)) < _SHORTEST_CELL:
+        return False
+    return any(isinstance(text, str) and _fills_a_cell(text) for text in (*texts, *fields.values()))
 
 
 def _fills_a_cell(text: str) -> bool:

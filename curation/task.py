@@ -175,9 +175,8 @@ class Report:
     one has characters as HTML or Excel's XML writes them, `pictured` in how many a picture
     stands, `cut` in how many one is as long as a `VARCHAR(255)` may be, `cell` as a cell of Excel, Google Sheets or
     MySQL, `guarded` and `formula` in how many one begins as exports or sheets write formulas, `codes` in how many one
-    has characters as JSON writes them in ASCII, `leaked` how many begin or end with their label, `several` how many have
-    several answers of which one is learned, and
-    `apart` how many have an answer directly behind another one."""
+    has characters as JSON writes them in ASCII, `leaked` how many begin or end with their label, `several` how many
+    have several answers of which one is learned, and `apart` how many have an answer directly behind another one."""
 
     file: int
     records: int = 0

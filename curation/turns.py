@@ -42,9 +42,9 @@ _NAMES: Final = "tool_call_id", "name"
 _THOUGHTS: Final = "reasoning_content", "reasoning", "thinking", "thoughts"
 #: The channel of thoughts in OpenAI's Harmony; joined to the answer they would be learned as one.
 _THINKING: Final = "analysis"
-_FLAGS: Final = "weight", "train", "training", "trainable", "loss"
+FLAGS: Final = "weight", "train", "training", "trainable", "loss"
 _SAID: Final = "role", "from", "content", "value"
-KNOWN: Final = frozenset({*_SAID, *_CALLS, *_NAMES, *_THOUGHTS, *_FLAGS})
+KNOWN: Final = frozenset({*_SAID, *_CALLS, *_NAMES, *_THOUGHTS, *FLAGS})
 #: Of a row: the tools that a conversation may call.
 TOOLS: Final = "tools", "functions"
 
@@ -190,7 +190,7 @@ def of_parts(parts: list[dict[Any, Any]], name: str, role: str = "assistant") ->
 _TEXTS: Final = frozenset({"text", "input_text", "output_text"})
 #: What makes a part one of another kind, whatever its type says.
 _PICTURED: Final = re.compile(r"(?:input_)?(?:image|video|audio)s?(?:_url)?")
-_IN_PARTS: Final = frozenset({"type", "text", *_FLAGS})
+_IN_PARTS: Final = frozenset({"type", "text", *FLAGS})
 
 
 def _kind_of_part(part: Mapping[Any, Any]) -> str:
@@ -429,7 +429,7 @@ def _text(value: Any, key: str) -> str:
 
 def _flags(message: Mapping[Any, Any]) -> dict[str, bool]:
     """What a message or a part says of whether it is to be learned, by its keys. :raises RejectError: as `_flag`."""
-    given = {key: shapes.texts(message[key]) for key in _FLAGS if message.get(key) is not None}
+    given = {key: shapes.texts(message[key]) for key in FLAGS if message.get(key) is not None}
     return {key: _flag(value, key) for key, value in given.items() if value != "" and value == value}  # NaN is none
 
 

@@ -12,6 +12,7 @@ from curation.page import first_of
 from curation.phrases import told
 from curation.spellings import mixed_truths
 from curation.statistics import ALARM_ONE_IN, ALARM_ROWS, TOLD, Statistics, shown_name
+from dropforge.dataset import MOST_LABELS
 from dropforge.text import counted
 
 
@@ -56,11 +57,13 @@ def _of_spellings(statistics: Statistics) -> Iterator[str]:
             yield f"{name}: one value, or several? {counted(more, 'more such group')}"
     if other := statistics.groups_otherwise:
         several = {shown_name(name): rows for name, rows in list(other.items())[:TOLD]}
-        more = f" and {len(other) - TOLD:,} more" if len(other) > TOLD else ""
+        others = f" and {len(other) - TOLD:,} more" if len(other) > TOLD else ""
         yield (
-            f"groups: earlier drops spell them otherwise, {_counted(several)}{more}; rows of one group under two names "
-            "are not held on one side of the split"
+            f"groups: earlier drops spell them otherwise, {_counted(several)}{others}; rows of one group under two "
+            "names are not held on one side of the split"
         )
+    if statistics.many_groups:
+        yield f"groups: the family has more than {MOST_LABELS:,}, and how its drops spell them is not compared"
     for name, meant in statistics.misnamed.items():
         asked = f"; is `{shown_name(meant)}` meant?" if meant else ""
         yield f"sources: the recipe names `{shown_name(name)}`, which no row has{asked}"

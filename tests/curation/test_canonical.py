@@ -109,16 +109,6 @@ def test_an_answer_that_is_json_stays_text(text: str) -> None:
     assert turns({"prompt": "q", "completion": text}) == [("user", "q"), ("assistant", text)]
 
 
-def test_an_answer_that_the_prompt_begins_is_one_with_the_text_of_its_completion() -> None:
-    """A prefill, as of `continue_final_message`; what is written as two messages stays two."""
-    begun = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "Hold"}]
-    pair = {"prompt": begun, "completion": " the key."}
-    assert turns(pair) == [("user", "q"), ("assistant", "Hold the key.")]
-    assert canonical(pair).beside == ()
-    for two in ([{"role": "assistant", "content": "no"}], '[{"role": "assistant", "content": "no"}]'):
-        assert [said for _, said in turns({"prompt": begun, "completion": two})] == ["q", "Hold", "no"]
-
-
 @pytest.mark.parametrize("content", [{"text": "t"}, {"messages": CHAT}, {"prompt": "q", "completion": "a"}])
 def test_a_name_in_other_letters_is_read_where_it_is_not_there_exactly(content: dict[str, Any]) -> None:
     about = {"label": "l", "source": "s", "group_id": "g", "system": "y", "tools": [{"name": "x"}]}
@@ -352,3 +342,19 @@ def test_what_a_row_holds_is_more_than_its_texts() -> None:
     row = canonical({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 500})
     assert row.held > 20 * row.chars
     assert canonical({"text": "a"})._replace(extras="x" * 1_000).held == 1_001
+
+
+def test_a_prompt_that_ends_with_the_beginning_of_its_answer_is_told() -> None:
+    """A prefill, as of `continue_final_message`: it is no part of the answer that is learned."""
+    begun = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "Hold"}]
+    answer = [{"role": "assistant", "content": "no"}]
+    for completion, unknown in (
+        (" the key.", ("prompt (ends with an answer)",)),
+        (answer, ()),
+        (json.dumps(answer), ()),
+    ):
+        row = canonical({"prompt": begun, "completion": completion})
+        assert (row.roles, row.unknown) == (("user", "assistant", "assistant"), unknown)
+    flagged = [begun[0], {**begun[1], "train": False}]
+    assert canonical({"prompt": flagged, "completion": " the key."}).unknown == ()
+    assert canonical({"prompt": begun[:1], "completion": " the key."}).unknown == ()

@@ -422,8 +422,8 @@ def test_earlier_drops_that_lose_their_rows_by_other_rules_are_told(tmp_path: Pa
     store, three = add(tmp_path, rows, other, 3)
     assert [step.counts["train"] + step.counts["eval"] for step in three.steps] == [54, 60, 60]
     told = json.loads(store.get(three.files["card_json"]))["warnings"]
-    assert "drop d1: by the rules of now 54 of its 60 rows of before are left: no_content 6" in told
-    assert not any(line.startswith("drop d2") for line in told)
+    assert "drop d1: by the rules of now 54 of 60 rows of the version before are left: no_content 6" in told
+    assert not any("are left" in line for line in told if line.startswith("drop d2"))
     store, four = add(tmp_path, [{"body": "one more row"}], other, 4)
     assert not any("are left" in line for line in json.loads(store.get(four.files["card_json"]))["warnings"])
 
@@ -442,12 +442,25 @@ def test_rows_of_both_sides_that_become_one_are_told(tmp_path: Path, recipe: Mak
     [told] = [line for line in card["warnings"] if "another side of the split" in line]
     assert told.startswith(f"{changed} rows are on another side")
     # The last card speaks for all drops, and so does the log.
-    assert told in json.loads(store.get(two.files["card_json"]))["warnings"]
-    assert told in said
-    _, three = add(tmp_path, [{"text": "the one row of d3", "by": "team of d3"}], groups, 3)
-    assert told not in json.loads(store.get(three.files["card_json"]))["warnings"]
+    assert f"drop d1: {told}" in json.loads(store.get(two.files["card_json"]))["warnings"]
+    assert f"drop d1: {told}" in said
     first = [after[place] for place in sorted(before)]
     assert all(len({*first[n : n + 5]}) == 1 for n in range(0, 60, 5))
+    _, three = add(tmp_path, [{"text": "the one row of d3", "by": "team of d3"}], groups, 3)
+    assert not any(told in line for line in json.loads(store.get(three.files["card_json"]))["warnings"])
+
+
+def test_what_other_rules_no_longer_read_of_earlier_drops_is_told(tmp_path: Path, recipe: MakeRecipe) -> None:
+    """As a column that has another name by now: no row is lost, and what it said is."""
+    rows: Rows = [{"prompt": f"what is {n}?", "completion": f"it is {n}", "system": "Be brief."} for n in range(60)]
+    add(tmp_path, rows, recipe(scope="family"), 1)
+    columns = {"columns": {"system": "sys", "prompt": "prompt", "completion": "completion"}}
+    renamed: Rows = [{"prompt": f"where is {n}?", "completion": f"at {n}", "sys": "Be brief."} for n in range(60)]
+    said: list[str] = []
+    store, two = add(tmp_path, renamed, recipe(columns, scope="family"), 2, say=said.append)
+    line = "drop d1: Keys that mean nothing here and are not learned: `system` (60 rows)"
+    assert line in json.loads(store.get(two.files["card_json"]))["warnings"]
+    assert line in said
 
 
 def sides(store: FolderStore, manifest: Manifest) -> dict[str, str]:

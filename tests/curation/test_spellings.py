@@ -632,6 +632,13 @@ def test_one_text_that_fills_a_cell_is_told(make: Make, store: FolderStore, text
     )
 
 
+def test_a_column_that_fills_a_cell_is_told_where_it_is_a_part_of_a_text(make: Make, store: FolderStore) -> None:
+    rows = [{"instruction": f"Sum up {n}", "input": "a" * 32_767, "output": f"sum {n}"} for n in range(3)]
+    made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode()})
+    warnings: list[str] = json.loads(store.get(made.files["card_json"]))["warnings"]
+    assert any(line.startswith("a.jsonl: 3 rows hold a text as long as a cell of Excel") for line in warnings)
+
+
 def test_texts_that_were_misread_or_lost_characters_are_told(make: Make, store: FolderStore) -> None:
     said = [f"Für {n} Übungen à {n} €, «é» und Größe {n}" for n in range(30)]
     bad = {"misread": said[0].encode().decode("cp1252"), "replaced": "Gr\ufffd\ufffde", "of both": "Ã\u0084nderung"}
