@@ -651,7 +651,8 @@ def _label(value: Any, labels: bool) -> str | None:
         value = value[0] if value else None
     if labels and isinstance(value, list | dict):
         several = isinstance(value, list) and len(value) > 1
-        what = f"a list of {len(value):,}" if several else "an object"
+        within = "a list that holds a list or an object" if isinstance(value, list) else "an object"
+        what = f"a list of {len(value):,}" if several else within
         how = "write one class for each row" if several else "write the value alone"
         raise RejectError(Reason.BAD_FIELD, f"`label` is {what}, and a class is one text or number: {how}")
     return _name(value, "label")

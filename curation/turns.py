@@ -179,7 +179,10 @@ def of_parts(parts: list[dict[Any, Any]], name: str, role: str = "assistant") ->
         mend = "is learned whole or not at all: make it several messages"
         raise RejectError(Reason.BAD_FIELD, f"{name} has parts of weight 0 beside others, and a message {mend}")
     unknown = {
-        f"content.{key}": None for part in parts for key, value in part.items() if key not in _IN_PARTS and value
+        f"content.{key}": None
+        for part in parts
+        for key, value in part.items()
+        if key not in _IN_PARTS and value not in _EMPTY
     }
     unknown |= {key: None for of_part in flags for key in _asked(of_part, role)}
     told = {} if learned == {True} else {"train": False}
@@ -190,6 +193,7 @@ def of_parts(parts: list[dict[Any, Any]], name: str, role: str = "assistant") ->
 _TEXTS: Final = frozenset({"text", "input_text", "output_text"})
 #: What makes a part one of another kind, whatever its type says.
 _PICTURED: Final = re.compile(r"(?:input_)?(?:image|video|audio)s?(?:_url)?")
+_EMPTY: Final = (None, "", [], {})
 _IN_PARTS: Final = frozenset({"type", "text", *FLAGS})
 
 

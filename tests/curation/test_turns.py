@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from curation.canonical import canonical
+from curation.canonical import EMPTY_SYSTEM, canonical
 from curation.gate import check, checks
 from curation.identity import names
 from curation.reasons import Reason, RejectError
@@ -426,6 +426,7 @@ def test_keys_of_parts_are_told_and_a_flag_of_all_is_the_message_s() -> None:
 
     assert canonical(chat(ASK, parts({"train": True}, {"weight": 1}))).beside == ()
     assert canonical(chat(ASK, parts({"citations": ["x"], "cache": None}))).unknown == ("messages.content.citations",)
+    assert canonical(chat(ASK, parts({"loss_mask": 0, "annotations": []}))).unknown == ("messages.content.loss_mask",)
     assert beside(chat(ASK, parts({"train": False}), ASK, ANSWER))[1] == {"train": False}
     system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "x"}}]
     assert canonical(chat(ASK, ANSWER, system=system)).unknown == ("messages.content.cache_control",)
@@ -597,6 +598,14 @@ def test_keys_that_mean_nothing_are_told_by_name_or_refused(make: Make, store: F
         check(made, strict)
     kept = make({"a.jsonl": "\n".join(lines).encode()}, "kept", data={"keep_columns": ["id"]})
     assert json.loads(store.get(kept.files["card_json"]))["unknown_keys"] == {"messages.mood": 30}
+
+
+def test_a_system_message_without_a_word_is_told_and_no_key(make: Make, store: FolderStore) -> None:
+    rows = [chat({"role": "system", "content": " "}, {**ASK, "content": f"Is {n} on?"}, ANSWER) for n in range(30)]
+    rows += [{**chat({**ASK, "content": f"Was {n} on?"}, ANSWER), "system": ""} for n in range(3)]
+    made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode()})
+    assert json.loads(store.get(made.files["card_json"]))["unknown_keys"] == {EMPTY_SYSTEM: 30}
+    check(made, _recipe(unknown_keys="refuse"))
 
 
 def test_content_beside_other_content_is_told_and_may_be_kept_by_name(make: Make, store: FolderStore) -> None:
