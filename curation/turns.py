@@ -193,7 +193,7 @@ def of_parts(parts: list[dict[Any, Any]], name: str, role: str = "assistant") ->
 _TEXTS: Final = frozenset({"text", "input_text", "output_text"})
 #: What makes a part one of another kind, whatever its type says.
 _PICTURED: Final = re.compile(r"(?:input_)?(?:image|video|audio)s?(?:_url)?")
-_EMPTY: Final = (None, "", [], {})
+_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 _IN_PARTS: Final = frozenset({"type", "text", *FLAGS})
 
 

@@ -134,7 +134,7 @@ def test_of_two_groups_the_first_one_counts_and_the_other_is_told() -> None:
 @pytest.mark.parametrize(
     ("label", "what"),
     [
-        ([{"user_id": "u1", "value": "A"}], "`label` is a list that holds a list or an object, .*: write the value alone"),
+        ([{"user_id": "u1", "value": "A"}], "`label` is a list that holds .*, .*: write the value alone"),
         ({"value": "A"}, "`label` is an object"),
         (["a", "b"], "`label` is a list of 2, .*: write one class for each row"),
         ([["a"]], "`label` is a list that holds a list"),
