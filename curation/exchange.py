@@ -96,7 +96,7 @@ left join (select label from labels_{now} group by label having count(*) > 1) m 
 left join (select o.unit, o.side
            from colours o join (select unit from kept union select unit from ties) n on o.unit = n.unit) c
   on u.unit = c.unit
-left join placed p on u.unit = p.unit
+left join units_placed p on u.unit = p.unit
 """
 COLOURED: Final = """
 create table coloured as

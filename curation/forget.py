@@ -19,7 +19,7 @@ from curation.engines.choice import choose, opened
 from curation.explain import Fate, explain, named_row
 from curation.forgotten import group_names
 from curation.holders import Held, groups, held
-from curation.pipeline import Desk, follow, prepared, step
+from curation.pipeline import Desk, follow, prepared, sides_to_keep, step
 from curation.plan import make_rules
 from curation.reasons import Filtered
 from curation.task import Rules
@@ -75,9 +75,10 @@ def _mend_sides(desk: Desk, version: Manifest, rules: Rules) -> None:
     older = [*takewhile(lambda old: increments.shared(old.rules) == same, increments.lineage(desk.store, version))]
     for old in reversed(older):
         forgotten, sides_of = tuple(old.rules.get("forgotten", ())), old.rules.get("sides_of", "")
-        made = None
+        then, made = replace(rules, forgotten=forgotten, sides_of=sides_of), None
+        kept = sides_to_keep(desk.store, old.family, then)
         for drop in increments.drops(desk.store, old):
-            made = step(desk, drop, replace(rules, forgotten=forgotten, sides_of=sides_of), made, repair=True)
+            made = step(desk, drop, then, made, repair=True, kept=kept)
 
 
 def _forgetting(rules: Rules, before: Manifest, name: bytes | None) -> Rules:

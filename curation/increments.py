@@ -289,7 +289,8 @@ def check_forgotten(store: Store, before: Manifest, made: Manifest, asked: Colle
         version is not the newest one then.
     """
     was = before.counts.get(Filtered.FORGOTTEN, 0)
-    if back := sum(_brought_back(store, step, made, before) for step in before.steps):
+    versions = and_before(store, before)
+    if back := sum(_brought_back(store, steps_of(versions, step.drop), made) for step in before.steps):
         raise DataError(
             f"family {before.family}",
             f"{max(was, back)} rows are forgotten, and other rules would bring {back} of them back",
@@ -304,12 +305,14 @@ def check_forgotten(store: Store, before: Manifest, made: Manifest, asked: Colle
         raise DataError(f"family {before.family}", "no row of its drops is what is to be forgotten", mend)
 
 
-def _brought_back(store: Store, step: Step, made: Manifest, before: Manifest) -> int:
-    """How many rows of a drop ended as forgotten in a version of `before` or earlier and would be learned in another
-    one.
+def _brought_back(store: Store, steps: Sequence[Step], made: Manifest) -> int:
+    """How many rows of a drop ended as forgotten and would be learned in another version.
 
     What other rules filter or cannot read does not come back. Where a ledger or a place is gone, numbers count.
+
+    :param steps: of the drop in the versions before, the newest first.
     """
+    step, *older = steps
     later = next((one for one in made.steps if one.drop == step.drop), None)
     if later and later.files["ledger"] == step.files["ledger"]:
         return 0
@@ -323,7 +326,7 @@ def _brought_back(store: Store, step: Step, made: Manifest, before: Manifest) ->
     back = _learned(rows)
     missing = then - len(rows)
     # Rules between may have filtered them, and then they no longer ended as forgotten.
-    for earlier in steps_before(store, before, step.drop):
+    for earlier in older:
         if earlier.counts.get(Filtered.FORGOTTEN, 0):
             with suppress(MissingObjectError):
                 back |= _learned(_at(store, earlier, later, _FORGOTTEN))
@@ -347,16 +350,23 @@ def lineage(store: Store, version: Manifest) -> Iterator[Manifest]:
         yield version
 
 
-def steps_before(store: Store, version: Manifest, drop: str) -> Iterator[Step]:
-    """A drop's steps in the versions whose sides were kept, the newest first, as far back as they are there; each
-    ledger once."""
-    seen = {step.files["ledger"] for step in version.steps if step.drop == drop}
+def and_before(store: Store, version: Manifest) -> list[Manifest]:
+    """A version and those whose sides were kept by it, the newest first, as far back as they are there."""
+    found = [version]
     with suppress(DataError):
         for earlier in lineage(store, version):
-            for step in earlier.steps:
-                if step.drop == drop and step.files["ledger"] not in seen:
-                    seen.add(step.files["ledger"])
-                    yield step
+            found.append(earlier)  # one by one: what came before one that is gone counts
+    return found
+
+
+def steps_of(versions: Iterable[Manifest], drop: str) -> list[Step]:
+    """What a drop was in versions, each ledger once."""
+    found: dict[str, Step] = {}
+    for version in versions:
+        for step in version.steps:
+            if step.drop == drop:
+                found.setdefault(step.files["ledger"], step)
+    return [*found.values()]
 
 
 def no_family(family: str) -> DataError:

@@ -56,7 +56,7 @@ from curation.written import Progress, balance, check_digest, exact, find, keys,
 from dropforge import dataset, layout
 from dropforge.dataset import SPLITS, Manifest, Shard, Step
 from dropforge.drop import Drop, DropFile
-from dropforge.errors import FULL, DataError, DropforgeError, file_error
+from dropforge.errors import FULL, DropforgeError, file_error
 from dropforge.recipe import Recipe
 from dropforge.store import Store
 
@@ -210,6 +210,8 @@ def follow(
         if plan.why:
             say(plan.why)
         made = plan.parent
+        # A drop that is added is in none of them.
+        kept = sides_to_keep(desk.store, family, plan.rules) if plan.parent is None else []
         was = {old.drop: old for old in head.manifest.steps} if head is not None and plan.parent is None else {}
         for one in plan.drops:
             last = one is plan.drops[-1]
@@ -217,7 +219,9 @@ def follow(
             lines = increments.told_anew(desk.store, [*was.values()], made.steps) if last and made is not None else []
             for line in lines:
                 say(line)
-            made = step(desk, one, plan.rules, made, repair=again, bare=not last, was=was.get(one.id), anew=lines)
+            made = step(
+                desk, one, plan.rules, made, repair=again, bare=not last, kept=kept, was=was.get(one.id), anew=lines
+            )
         if made is None:
             raise increments.no_family(family)
         if head is not None and plan.parent is None:
@@ -236,6 +240,11 @@ def follow(
         say("Another drop of the family was faster; this one is deduplicated and split again, behind it")
 
 
+def sides_to_keep(store: Store, family: str, rules: Rules) -> list[Manifest]:
+    """The versions whose sides the rules want to keep, the newest first. :raises DataError: if that one is gone."""
+    return increments.and_before(store, increments.read(store, family, rules.sides_of)) if rules.sides_of else []
+
+
 def step(
     desk: Desk,
     drop: Drop,
@@ -245,6 +254,7 @@ def step(
     repair: bool = False,
     bare: bool = False,
     sample: int | None = None,
+    kept: Sequence[Manifest] = (),
     was: Step | None = None,
     anew: Sequence[str] = (),
 ) -> Manifest:
@@ -253,6 +263,7 @@ def step(
     :param repair: store what later drops need again, also if the version is there.
     :param bare: the first version may be without a row, as other drops follow.
     :param sample: look at about so many rows instead of all.
+    :param kept: versions whose sides are to be kept, the newest first.
     :param was: what the drop was in the version before, where it is curated again. :param anew: what is told of others
         that are.
     :raises NoUsableRowError: if no row of a first drop stays.
@@ -269,7 +280,7 @@ def step(
     held = list(zip(names, paths, strict=True))
     taken = choose_sample(sample, held, rules.max_row_bytes, rules.encoding) if sample else None
     index = desk.sets.path if desk.sets else None
-    stood = _stood(desk, drop, earlier, rules)
+    stood = increments.steps_of(kept, drop.id)
     more: dict[str, Any] = {
         "limits": desk.limits,
         "index": index,
@@ -290,7 +301,7 @@ def step(
         raise refusal  # there is nothing to show
     tell("deduplicate", 0, planned(rules).total(), 0)
     give_back()
-    before = _before(desk, drop.family, earlier, rules)
+    before = _before(desk, drop.family, earlier, kept)
     if stood:
         before["old_sides"] = [previous_sides.write(store, stood, names, workdir / "state" / "old_sides.parquet")]
     with desk.engine.tables(workdir / "tables") as tables:
@@ -426,28 +437,12 @@ def _any(parent: Manifest | None, split: str) -> bool:
     return parent is not None and parent.counts.get(split, 0) > 0
 
 
-def _stood(desk: Desk, drop: Drop, earlier: Sequence[Step], rules: Rules) -> list[Step]:
-    """What the drop was in versions before whose sides the rules want to keep, the newest first."""
-    if not rules.sides_of:
-        return []
-    try:
-        kept = increments.read(desk.store, drop.family, rules.sides_of)
-    except DataError:
-        if not earlier:
-            raise
-        return []  # it was removed since the drops were curated again, and this drop came later
-    own = [step for step in kept.steps if step.drop == drop.id]
-    return [*own, *increments.steps_before(desk.store, kept, drop.id)] if own else []
-
-
-def _before(desk: Desk, family: str, earlier: Sequence[Step], rules: Rules) -> dict[str, list[Path]]:
-    """What earlier drops left; for the first one the sides that the rules want to keep, if they do."""
-    folder = desk.workdir / "state"
-    if earlier or not rules.sides_of:
-        return state.fetch(desk.store, family, earlier, folder)
-    kept = increments.read(desk.store, family, rules.sides_of).steps
-    only = [replace(old, state={"colours": old.state["colours"]}) for old in kept]
-    return state.fetch(desk.store, family, only, folder)
+def _before(desk: Desk, family: str, earlier: Sequence[Step], kept: Sequence[Manifest]) -> dict[str, list[Path]]:
+    """What earlier drops left; for the first one the sides that are to be kept, if some are."""
+    steps = earlier
+    if kept and not earlier:
+        steps = [replace(old, state={"colours": old.state["colours"]}) for old in kept[0].steps]
+    return state.fetch(desk.store, family, steps, desk.workdir / "state")
 
 
 def touchable(rules: Rules) -> tuple[str, ...]:

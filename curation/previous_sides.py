@@ -7,7 +7,6 @@ SQL of `curation.exchange`.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from curation.engines.tables import Tables
+from curation.stored_rows import stored_file
 from dropforge.dataset import Step
 from dropforge.errors import DataError
 from dropforge.store import MissingObjectError, Store
@@ -34,8 +34,8 @@ from rows r join old_sides o on r.file = o.file and r.position = o.position
 group by r.key, r.rank
 """
 #: Units of kept rows that all stood on one side, themselves or by a copy that goes.
-PLACED: Final = """
-create table placed as
+UNITS_PLACED: Final = """
+create table units_placed as
 select u.unit, min(u.side) as side
 from (select k.unit, coalesce(b.side, c.side) as side
       from kept k
@@ -45,7 +45,9 @@ from (select k.unit, coalesce(b.side, c.side) as side
 where u.side is not null
 group by u.unit having min(u.side) = max(u.side)
 """
-NO_PLACED: Final = "create table placed as select unit, cast(file as bigint) as side from rows where file < 0"
+NO_UNITS_PLACED: Final = (
+    "create table units_placed as select unit, cast(file as bigint) as side from rows where file < 0"
+)
 CHANGED: Final = """
 select count(*) from sides s join by_place b on s.key = b.key and s.rank = b.rank where s.side <> b.side
 """
@@ -62,18 +64,16 @@ def write(store: Store, steps: Iterable[Step], files: Sequence[str], path: Path)
     schema = pa.schema([(name, pa.int64()) for name in ("file", "position", "mark")])
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for age, step in enumerate(steps):
-            with tempfile.TemporaryDirectory(prefix="sides-") as folder:
-                ledger = Path(folder) / "ledger.parquet"
-                try:
-                    store.download(step.files["ledger"], ledger)
-                except MissingObjectError as error:
-                    if age:
-                        continue
-                    cause = "it is missing, and says on which side of the split the rows of its drop were"
-                    mend = "Restore it from the bucket's versions"
-                    raise DataError(f"ledger {step.files['ledger']}", cause, mend) from error
-                for batch in pq.ParquetFile(ledger).iter_batches(columns=["file", "position", "end"]):
-                    writer.write_batch(_marked(batch, files, age, schema))
+            try:
+                with stored_file(store, step.files["ledger"]) as ledger:
+                    for batch in pq.ParquetFile(ledger).iter_batches(columns=["file", "position", "end"]):
+                        writer.write_batch(_marked(batch, files, age, schema))
+            except MissingObjectError as error:
+                if age:
+                    continue
+                cause = "it is missing, and says on which side of the split the rows of its drop were"
+                mend = "Restore it from the bucket's versions"
+                raise DataError(f"ledger {step.files['ledger']}", cause, mend) from error
     return path
 
 
@@ -87,12 +87,12 @@ def _marked(batch: pa.RecordBatch, files: Sequence[str], age: int, schema: pa.Sc
 
 
 def settle(tables: Tables, *, asked: bool) -> None:
-    """Make the table `placed`: units, and the side on which all their rows stood before."""
+    """Make the table `units_placed`: units, and the side on which all their rows stood before."""
     if not asked:
-        tables.do(NO_PLACED)
+        tables.do(NO_UNITS_PLACED)
         return
     tables.do(BY_PLACE)
-    tables.do(PLACED)
+    tables.do(UNITS_PLACED)
 
 
 def changed(tables: Tables, *, asked: bool) -> int:

@@ -262,20 +262,20 @@ def _compared_groups(before: Mapping[str, Any], names: Mapping[str, int], groups
 
     :param names: its groups with their rows. :param groups: how many there are.
     """
-    many = before.get("many_groups", False) or groups > MOST_LABELS
-    known = {same: set(spelled) for same, spelled in before.get("known_groups", {}).items()}
     otherwise = Counter(before.get("groups_otherwise", {}))
-    for name, rows in () if many else names.items():
-        spelled, mine = known.setdefault(_hashed(folded_name(name)), set()), _hashed(name)
-        if spelled and mine not in spelled:
-            otherwise[name] += rows
-    for name in () if many else names:
-        known[_hashed(folded_name(name))].add(_hashed(name))
-    if many or len(known) > MOST_LABELS:
+    if before.get("many_groups") or groups > MOST_LABELS:
         return {"many_groups": True, "groups_otherwise": dict(otherwise)}
-    held = {same: sorted(known[same]) for same in sorted(known)}
-    first = sorted(otherwise.items(), key=lambda one: (-one[1], one[0]))[:_KNOWN]
-    return {"known_groups": held, "groups_otherwise": dict(first)}
+    known = {same: set(spelled) for same, spelled in before.get("known_groups", {}).items()}
+    hashes = {name: (_hashed(folded_name(name)), _hashed(name)) for name in names}
+    for name, (same, mine) in hashes.items():
+        if same in known and mine not in known[same]:
+            otherwise[name] += names[name]
+    for same, mine in hashes.values():
+        known.setdefault(same, set()).add(mine)
+    first = dict(sorted(otherwise.items(), key=lambda one: (-one[1], one[0]))[:_KNOWN])
+    if len(known) > MOST_LABELS:
+        return {"many_groups": True, "groups_otherwise": first}
+    return {"known_groups": {same: sorted(known[same]) for same in sorted(known)}, "groups_otherwise": first}
 
 
 def _hashed(name: str) -> str:

@@ -471,6 +471,7 @@ def measure_model(
     console.phase(f"measuring the {name}, {uri}")
     quiet_libraries()
     gang = gang_from_env(settings.gpus, {})
+    check_tf32(gang.device, settings.eval_precision, "evaluate.precision")
     set_threads(1)
     with tempfile.TemporaryDirectory(prefix="dropforge-model-") as temporary, node_cache(settings, console.say) as node:
         through = Through(node, Path(temporary), stop.check) if node is not None else None
@@ -490,7 +491,6 @@ def measure_model(
         else:
             model = open_model(folder, node=node, check=stop.check)
         built = Built(model.to(gang.device).eval())
-    check_tf32(gang.device, settings.eval_precision, "evaluate.precision")
     # A champion may have a shorter context than the candidate: it reads longer rows in parts, or cut.
     longest = context_of(built.model) or settings.train.sequence_length
     if labels is not None:  # cuts texts there wherever it is used

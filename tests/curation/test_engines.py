@@ -254,7 +254,7 @@ def test_every_statement_means_the_same_on_both_engines(
         exchange.settle(both, rules, trained=bool(before), evaluated=bool(before))
         if way == "keep":
             assert previous_sides.changed(both, asked=True) == 0
-            assert both.one("select count(*) from placed")[0] > 100
+            assert both.one("select count(*) from units_placed")[0] > 100
         counts = exchange.counts(both)
         for side in (0, 1):
             for statement in (exchange.KEYS, exchange.SHARDS):
@@ -280,7 +280,7 @@ def test_every_statement_means_the_same_on_both_engines(
     remembered = {name for name in named if name.startswith("REMEMBERED.")}
     nothing = {name for name in named if name.startswith("NOTHING.")}
     none = {"NO_PHRASES", "NO_CONTINUED", "NO_THREADED", "NO_TEXTS"}
-    stood = {"BY_PLACE", "PLACED", "CHANGED", "NOTHING.old_sides"}
+    stood = {"BY_PLACE", "UNITS_PLACED", "CHANGED", "NOTHING.old_sides"}
     elsewhere = {
         "near": {"KEPT.keep", "ASKED.keep", "NO_NEAR", "NO_LINKED", "NO_UNMET", "HEADED", *none, *remembered, *stood}
         | {"CONFLICTS.keep", "CONFLICTS.drop", "BEYOND", "WITHIN", "NOTHING.old_sources"},
@@ -290,7 +290,7 @@ def test_every_statement_means_the_same_on_both_engines(
             "REPEATED",
             "EXAMPLES",
             "CROSSING",
-            "NO_PLACED",
+            "NO_UNITS_PLACED",
             "NOTHING.old_sides",
             *none,
             *(set(statements(near)) - {"NO_NEAR", "NO_LINKED", "NO_UNMET"}),

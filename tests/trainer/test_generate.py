@@ -149,7 +149,7 @@ def test_nothing_is_left_behind_and_nothing_is_drawn(monkeypatch: pytest.MonkeyP
     first = answer(loss, asking(), prompts())
     assert answer(loss, asking(), prompts()) == first
     assert torch.equal(torch.get_rng_state(), before)
-    assert (loss.training, loss.bf16) == (True, True)
+    assert (loss.training, loss.precision) == (True, "bf16")
 
 
 @pytest.mark.parametrize("at", [1, 3, MOST])

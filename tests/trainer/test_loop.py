@@ -246,7 +246,7 @@ def test_a_bf16_training_is_evaluated_in_fp32_unless_the_recipe_says_bf16(bench:
     assert exact is not None
     assert found.loss == exact.loss
     assert found.plain()["precision"] == "fp32"
-    assert loop.loss.bf16  # the training goes on in its own arithmetic
+    assert loop.loss.precision == "bf16"  # the training goes on in its own arithmetic
     rough = bench(train={"precision": "bf16"}, evaluate={"precision": "bf16"}).loop().evaluate("now")
     assert rough.precision == "bf16"
     assert rough.loss != exact.loss

@@ -26,7 +26,7 @@ from trainer.model.mixture import balance_of, coefficient
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Way = Literal["fused", "places", "own"]
-_NARROW: Final[dict[str, torch.dtype | None]] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_NARROW: Final[dict[str, torch.dtype]] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TOLERANCE: Final = 1e-4
 _TF32_SINCE: Final = (8, 0)  # compute capability
 _NEAR: Final = 0.25  # of the logarithm of the vocabulary's size
@@ -75,19 +75,11 @@ class LossModel(nn.Module):
         self.model = model
         self.packed = packed
         self.masked = packed and masked
-        self.bf16, self.fp16, self.tf32 = bf16, False, False
+        #: Arithmetic of the forward pass, by autocast; where shards are cast, their policy has another.
+        self.precision: Precision = "bf16" if bf16 else "fp32"
         self.way: Way = way
         self.scale = 1.0  # of what stands below the head
         self.scales: tuple[float, ...] = (1.0,)  # that are tried
-
-    @property
-    def precision(self) -> Precision:
-        """Arithmetic of the forward pass, by autocast; where shards are cast, their policy has another."""
-        return "fp16" if self.fp16 else "bf16" if self.bf16 else "tf32" if self.tf32 else "fp32"
-
-    @precision.setter
-    def precision(self, value: Precision) -> None:
-        self.bf16, self.fp16, self.tf32 = value == "bf16", value == "fp16", value == "tf32"
 
     @property
     def narrow(self) -> torch.dtype | None:
