@@ -39,6 +39,7 @@ ROWS: Final = pa.schema(
         ("opening", pa.int64()),
         ("closing", pa.int64()),
         ("answer", pa.binary()),
+        ("layout", pa.int64()),
     ]
 )
 #: Columns of which a row holds one value.
@@ -95,6 +96,7 @@ class Batch:
         question: bytes | None,
         answers: Sequence[Answer] = (),
         answer: bytes | None = None,
+        layout: int = 0,
     ) -> None:
         chars = row.chars
         opening, closing = numbers(row.text if row.text is not None else asked(row.roles, row.contents))
@@ -119,6 +121,7 @@ class Batch:
                 opening,
                 closing,
                 answer,
+                layout,
             )
         )
         self.valid.append(row.text is None)

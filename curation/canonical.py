@@ -54,6 +54,8 @@ ROLES: Final = {
 SYSTEM: Final = ("system", "system_prompt")
 #: How a system message without a word is counted: it is left out, and a template may have a default one in its place.
 EMPTY_SYSTEM: Final = "messages.system (empty)"
+#: What is told as keys are, and is none that a recipe may refuse.
+NO_KEYS: Final = frozenset({EMPTY_SYSTEM, f"messages.{turns.RENUMBERED}", f"messages.{turns.REORDERED}"})
 #: Characters of a label, source or group: they are joined and counted by it in memory, however long the row may be.
 LONGEST_NAME: Final = 1 << 16
 GROUPS: Final = ("group", "group_id", "conversation_id")
@@ -240,7 +242,8 @@ def _with(
         touched += count
         return cleaned
 
-    unknown = sorted({f"messages.{name}" for _, _, one in messages if one for name in one.unknown})
+    names = {name for _, _, one in messages if one for name in one.unknown}
+    unknown = sorted(f"messages.{name}" for name in names | ({turns.REORDERED} if turns.reordered(besides) else set()))
     row = row._replace(unknown=(*row.unknown, *unknown))
     if tools is None and not any(map(turns.tells, besides)):
         return row

@@ -21,13 +21,13 @@ from curation.task import PRINTED, Rules, Task
 #: Where nothing was curated before: what earlier drops left, without a row. See `curation.state`.
 NOTHING: Final = {
     "old_winners": "create table old_winners as"
-    " select key, unit, file as of_file, position as of_position from rows where file < 0",
+    " select key, unit, file as of_file, position as of_position, layout from rows where file < 0",
     "colours": "create table colours as select unit, cast(file as int) as side from rows where file < 0",
 }
 #: Content of this drop that an earlier one had, kept or not.
 MET: Final = """
 create table met as
-select o.key, o.unit, o.of_file, o.of_position
+select o.key, o.unit, o.of_file, o.of_position, o.layout
 from old_winners o join (select distinct key from rows) r on o.key = r.key
 """
 #: Its copies in this drop that name another group.
@@ -38,7 +38,7 @@ select distinct r.key, r.unit from rows r join met o on r.key = o.key where r.un
 #: Rows with one key that is new: the smallest rank survives, whatever the order of files and workers.
 WINNERS: Final = """
 create table winners as
-select r.key, r.rank, r.file, r.position, r.unit, r.input
+select r.key, r.rank, r.file, r.position, r.unit, r.input, r.layout
 from rows r join (select key, min(rank) as rank from rows group by key) m on r.key = m.key and r.rank = m.rank
 left join met o on r.key = o.key
 where o.key is null
@@ -128,7 +128,8 @@ select k.key, k.rank, 'crosses_split' as ending from kept k join shades s on k.u
 union all
 select key, rank, 'over_cap' as ending from beyond
 """
-#: What went names a row that stayed: a copy of a near duplicate the one that the near duplicate went for.
+#: What went names a row that stayed: a copy of a near duplicate the one that the near duplicate went for. `relaid` is
+#: whether a row and the first one with its key have their lines otherwise.
 ENDS: Final = """
 create table ends as
 select r.file, r.position, r.key,
@@ -144,7 +145,8 @@ select r.file, r.position, r.key,
             when r.rank = w.rank then n.of_position
             else coalesce(o.of_position, n.of_position, w.position) end as of_position,
        case when s.rank is null and r.rank = w.rank then n.shared end as shared,
-       case when s.rank is null and r.rank = w.rank then n.either end as either
+       case when s.rank is null and r.rank = w.rank then n.either end as either,
+       case when r.layout <> coalesce(o.layout, w.layout) then 1 else 0 end as relaid
 from rows r
 left join met o on r.key = o.key
 left join winners w on r.key = w.key
@@ -155,7 +157,7 @@ left join ousted c on r.key = c.key and r.rank = c.rank
 left join ousted x on w.key = x.key and w.rank = x.rank
 union all
 select file, position, cast(null as binary) as key, reason as ending, cast(null as bigint), cast(null as bigint),
-       cast(null as bigint), cast(null as bigint)
+       cast(null as bigint), cast(null as bigint), 0 as relaid
 from faults
 """
 #: What later drops are settled against; files are numbered over all drops, from -1 downwards.
@@ -164,7 +166,7 @@ REMEMBERED: Final = {
 select w.key, w.unit,
        case when s.rank is not null then -1 - (w.file + {files}) when n.of_file < 0 then n.of_file
             else -1 - (n.of_file + {files}) end as of_file,
-       case when s.rank is not null then w.position else n.of_position end as of_position
+       case when s.rank is not null then w.position else n.of_position end as of_position, w.layout
 from winners w
 left join near n on w.key = n.key
 left join sides s on w.key = s.key and w.rank = s.rank

@@ -77,7 +77,7 @@ def said(
     )
     if "label" not in columns:
         lines += _line(
-            _labels([name for name in texts if kind_by_name(name) == "text"]),
+            labels([name for name in texts if kind_by_name(name) == "text"], 2),
             "folders of texts, whose names no row has: if they are labels, write them there",
         )
     return lines
@@ -133,13 +133,16 @@ def _sides(names: Sequence[str]) -> list[str]:
     return [name for group in found.values() if len(group) > 1 for name in group]
 
 
-def _labels(names: Sequence[str]) -> list[str]:
-    """Folders beside each other that hold texts, several each, and whose names say more than a number or a part."""
+def labels(names: Sequence[str], least: int) -> list[str]:
+    """Folders beside each other that hold files, and whose names say more than a number or a part.
+
+    :param least: how many files each holds.
+    """
     inside = Counter(PurePosixPath(name).parent for name in names)
     beside: dict[PurePosixPath, list[str]] = {}
     for folder, held in inside.items():
         said = _KEPT.search(folder.name) or _TRAIN.search(folder.name) or "=" in folder.name
-        if held > 1 and folder.name and not said and not any(map(str.isdigit, folder.name)):
+        if held >= least and folder.name and not said and not any(map(str.isdigit, folder.name)):
             beside.setdefault(folder.parent, []).append(folder.name)
     return sorted({name for group in beside.values() if len(group) > 1 for name in group})
 

@@ -78,7 +78,7 @@ def _mend_sides(desk: Desk, version: Manifest, rules: Rules) -> None:
         then, made = replace(rules, forgotten=forgotten, sides_of=sides_of), None
         kept = sides_to_keep(desk.store, old.family, then)
         for drop in increments.drops(desk.store, old):
-            made = step(desk, drop, then, made, repair=True, kept=kept)
+            made = step(desk, drop, then, made, repair=True, kept=kept, older=kept or [old])
 
 
 def _forgetting(rules: Rules, before: Manifest, name: bytes | None) -> Rules:

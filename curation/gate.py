@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
-from curation.canonical import EMPTY_SYSTEM
+from curation.canonical import NO_KEYS
 from curation.reasons import MENDS, REST, Filtered, Reason, filtered, mend, quarantined
 from curation.spellings import mixed_truths
 from dropforge.dataset import MOST_LABEL_CHARS, MOST_LABELS, SPLITS, Manifest
@@ -222,7 +222,7 @@ def _types(manifest: Manifest) -> Check:
 
 def _unknown(manifest: Manifest) -> Check:
     # A system message without a word is no key, and says nothing to most templates.
-    keys = {name: rows for name, rows in manifest.measured.get("unknown_keys", {}).items() if name != EMPTY_SYSTEM}
+    keys = {name: rows for name, rows in manifest.measured.get("unknown_keys", {}).items() if name not in NO_KEYS}
     first = sorted(keys.items(), key=lambda item: (not item[0].startswith("messages."), -item[1], item[0]))
     found = ", ".join(f"`{name}` ({counted(rows, 'row')})" for name, rows in first[:3])
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""

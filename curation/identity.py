@@ -157,6 +157,29 @@ def _last_answer(roles: tuple[str, ...]) -> int:
     return len(roles) - 1 - roles[::-1].index("assistant") if "assistant" in roles else 0
 
 
+def layout(row: Row) -> int:
+    """How the lines of a row's texts lie as a number (64 bits, signed), 0 for a row of single lines.
+
+    Two rows with one key and two layouts say the same words, and may be two programs. Blanks at the ends of lines and
+    texts are none of it, nor how a line ends.
+    """
+    texts = row.contents if row.text is None else (row.text,)
+    for text in texts:
+        if "\n" in text:
+            break
+    else:
+        return 0
+    laid = list(map(_laid, texts))
+    return int.from_bytes(_hash("\x1e".join(laid).encode())[:8], "big", signed=True) if "\n" in "".join(laid) else 0
+
+
+def _laid(text: str) -> str:
+    text = composed(text.strip())
+    if " \n" in text or "\r" in text or "\t\n" in text:
+        return "\n".join(map(str.rstrip, text.splitlines()))
+    return text
+
+
 def labelled(key: bytes, label: str | None) -> bytes:
     """The content key of a row whose label is part of what it says (16 bytes)."""
     return _hash(b"l" + key + (label or "").encode())

@@ -25,7 +25,7 @@ from curation.encodings import Fallback
 from curation.extras import Extras, scrubbed
 from curation.fingerprint import fingerprints
 from curation.forgotten import Forgotten
-from curation.identity import UNLEARNED, Answer, kind, labelled, names, rank, salt_bytes, unit
+from curation.identity import UNLEARNED, Answer, kind, labelled, layout, names, rank, salt_bytes, unit
 from curation.pii import make_scrub
 from curation.readers import read
 from curation.reasons import REST, Filtered, Reason, RejectError
@@ -35,7 +35,7 @@ from curation.schema import Seen, joined, unread
 from curation.stage import Refusal, put_through
 from curation.stages import make_stages
 from curation.streams import TornError
-from curation.suspects import count_suspects, holds_a_full_cell
+from curation.suspects import count_suspects, holds_a_full_cell, is_total
 from curation.task import PRINTED, Report, Task
 from curation.turns import hidden
 
@@ -149,6 +149,7 @@ class Curated(NamedTuple):
     question: bytes | None
     answers: list[Answer]
     answer: bytes | None
+    layout: int
 
 
 def _curated(task: Task, report: Report) -> Iterator[Curated | Fault]:
@@ -212,7 +213,7 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
         key, number = labelled(key, row.label), kind(row.label)
     # Of copies one with a group stays: the others of its group are on its side.
     name = rank(exact, side, task.file, item.position, 2 * priority + (group is None))
-    return Curated(item.position, row, key, name, side, words, priority, number, question, answers, answer)
+    return Curated(item.position, row, key, name, side, words, priority, number, question, answers, answer, layout(row))
 
 
 def _count(counts: dict[str, int], name: str) -> None:
@@ -278,6 +279,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     seen = Seen(unread(task.split, extras.wanted))
     pictures = any(name.strip().lower() in PICTURES for name in seen.unread)
     nulls = not task.split.format.is_table
+    last: dict[str, Any] = {}
     records = read(
         task.split,
         max_row_bytes=rules.max_row_bytes,
@@ -299,6 +301,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
             yield record
             continue
         seen.add(record.fields)
+        last = record.fields
         try:
             fields = record.fields
             if mapped:
@@ -329,6 +332,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
             yield Fault(record.position, Filtered.FORGOTTEN, "", b"")
         else:
             yield Canonical(record.position, row)
+    report.total += is_total(last)
     report.recoded += fallback.lines if fallback is not None else 0
     report.dialect = dict(+quotes.seen)
     report.columns, report.unlisted = seen.columns(), seen.more

@@ -12,7 +12,7 @@ from typing import Final
 import pyarrow.parquet as pq
 
 from curation.dialect import SEEN
-from curation.folders import said
+from curation.folders import labels, said
 from curation.identity import LONG
 from curation.page import first_of, place_text, visible
 from curation.places import line_numbers
@@ -67,6 +67,7 @@ def warnings(
             found.setdefault(task.split.format.looks, Counter())[task.name] += 0
     wide = "too many columns to count them all; are some of their names data?"
     found[wide] = Counter(dict.fromkeys((task.name for task, report in reports if report.unlisted), 0))
+    found[_TOTAL] = Counter({task.name: 0 for task, report in reports if report.total})
     found["the file is empty"] = Counter({file.key: 0 for file in files if file.size == 0})
     found["no rows"] = Counter({file.key: 0 for rows, file in zip(read, files, strict=True) if file.size and not rows})
     told = {line: None for what, names in found.items() if names for line in _lines(names, what)}
@@ -163,6 +164,7 @@ _CELL: Final = (
     "rows hold a text as long as a cell of Excel (32,767), Google Sheets (50,000) or MySQL's `TEXT` (65,535) may be, "
     "where these cut longer ones off: export the whole texts"
 )
+_TOTAL: Final = "the last row is a total, as sheets have below a table; leave it out if it is none of the data"
 _SEVERAL: Final = (
     "rows have several answers, of which an encoder-decoder learns the last one alone; write a row for each that it is "
     "to learn"
@@ -379,6 +381,8 @@ def nothing(
     aside = "copies aside, " if _COPIES & counts.keys() else ""  # these went for the sake of another row
     cause = f"none of {total:,} rows can be used; {aside}most often the reason is {worst} ({counted(rows, 'row')})"
     details = "".join(f". {one.text()}" for one in why)
+    if worst == Reason.NO_LABEL and (folders := labels(names, 1)):
+        details += f". Are the names of the folders the labels ({', '.join(first_of(folders, _FILES, 'folders'))})?"
     return NoUsableRowError(thing, f"{cause}{details}. Step by step: {', '.join(funnel(counts))}", mend(worst))
 
 

@@ -212,6 +212,7 @@ def follow(
         made = plan.parent
         # A drop that is added is in none of them.
         kept = sides_to_keep(desk.store, family, plan.rules) if plan.parent is None else []
+        older = kept or ([head.manifest] if head is not None and plan.parent is None else [])
         was = {old.drop: old for old in head.manifest.steps} if head is not None and plan.parent is None else {}
         for one in plan.drops:
             last = one is plan.drops[-1]
@@ -220,7 +221,16 @@ def follow(
             for line in lines:
                 say(line)
             made = step(
-                desk, one, plan.rules, made, repair=again, bare=not last, kept=kept, was=was.get(one.id), anew=lines
+                desk,
+                one,
+                plan.rules,
+                made,
+                repair=again,
+                bare=not last,
+                kept=kept,
+                older=older,
+                was=was.get(one.id),
+                anew=lines,
             )
         if made is None:
             raise increments.no_family(family)
@@ -255,6 +265,7 @@ def step(
     bare: bool = False,
     sample: int | None = None,
     kept: Sequence[Manifest] = (),
+    older: Sequence[Manifest] = (),
     was: Step | None = None,
     anew: Sequence[str] = (),
 ) -> Manifest:
@@ -263,7 +274,8 @@ def step(
     :param repair: store what later drops need again, also if the version is there.
     :param bare: the first version may be without a row, as other drops follow.
     :param sample: look at about so many rows instead of all.
-    :param kept: versions whose sides are to be kept, the newest first.
+    :param kept: versions whose sides are to be kept, the newest first. :param older: those whose forgotten rows are
+        known by their places.
     :param was: what the drop was in the version before, where it is curated again. :param anew: what is told of others
         that are.
     :raises NoUsableRowError: if no row of a first drop stays.
@@ -287,7 +299,7 @@ def step(
         "sample": taken,
         "most": most,
         "own": desk.own,
-        "forgotten": increments.forgotten_places(store, stood) if rules.forgotten else {},
+        "forgotten": increments.forgotten_places(store, increments.steps_of(older, drop.id)) if rules.forgotten else {},
     }
     work = list(tasks(drop, files, paths, rules, workdir / "parts", **more))
     reports = _read(desk.engine, work, tell)

@@ -40,7 +40,7 @@ _KINDS: Final = {
 SCHEMAS: Final = {
     table: pa.schema([(name, _KINDS.get(name, pa.int64())) for name in names])
     for table, names in {
-        "old_winners": ("key", "unit", "of_file", "of_position"),
+        "old_winners": ("key", "unit", "of_file", "of_position", "layout"),
         "colours": ("unit", "side"),
         "old_inputs": ("input", "key", "unit", "of_file", "of_position", "ended"),
         "old_answers": ("name", "preceding", "following", "past", "unit", "learned"),

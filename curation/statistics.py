@@ -75,6 +75,7 @@ class Statistics:
     :param classes: labels of kept rows that differ, and the characters of all of them.
     :param revised: pairs of files, None for those of earlier drops, with how many rows of both ask the same and answer
         otherwise, where these are half of one file or more.
+    :param relaid: files with their copies that have other line breaks or another indentation than the row that stayed.
     :param known_labels: labels with their rows, those of earlier drops too; empty where there are very many.
     :param evaluated_labels: those of them that evaluation rows have.
     :param known_groups: names of groups, those of earlier drops too, as hashes, by the hash of what counts as the same
@@ -122,6 +123,7 @@ class Statistics:
     merged: list[tuple[str, int, int]] = field(default_factory=list)
     named_twice: dict[str, int] = field(default_factory=dict)
     revised: list[tuple[str, str | None, int]] = field(default_factory=list)
+    relaid: list[tuple[str, int]] = field(default_factory=list)
     known_labels: dict[str, int] = field(default_factory=dict)
     evaluated_labels: list[str] = field(default_factory=list)
     known_groups: dict[str, list[str]] = field(default_factory=dict)
@@ -251,6 +253,13 @@ def measure(
         dated={name: days for name, found in valued.items() if (days := dated(found))},
         misnamed=dict(absent[:TOLD]),
         revised=_revised(tables, files),
+        relaid=[
+            (files[file], rows)
+            for file, rows in tables.all(
+                "select file, count(*) as held from ends where relaid = 1 and ending = 'duplicate'"
+                " group by file order by held desc, file"
+            )
+        ],
         known_labels=known if whole else {},
         evaluated_labels=sorted(measured & known.keys()) if whole else [],
         **(_compared_groups(before, names["groups"], groups) if before is not None else {}),
@@ -273,7 +282,7 @@ def _compared_groups(before: Mapping[str, Any], names: Mapping[str, int], groups
     for same, mine in hashes.values():
         known.setdefault(same, set()).add(mine)
     first = dict(sorted(otherwise.items(), key=lambda one: (-one[1], one[0]))[:_KNOWN])
-    if len(known) > MOST_LABELS:
+    if sum(map(len, known.values())) > MOST_LABELS:  # spellings, as one group may have many
         return {"many_groups": True, "groups_otherwise": first}
     return {"known_groups": {same: sorted(known[same]) for same in sorted(known)}, "groups_otherwise": first}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 from curation.canonical import Row
@@ -191,3 +192,35 @@ def _beside(row: Row) -> Iterator[str]:
         if any(map(is_unset, _SHORT.findall(text))):
             said = json.loads(text)
             yield from (value for key in ("name", "reasoning_content") if (value := said.get(key)) is not None)
+
+
+def is_total(fields: Mapping[Any, Any]) -> bool:
+    """Whether a row is what sheets and reports have below a table: a word for a total, and numbers alone beside it."""
+    values = [value for value in fields.values() if value not in (None, "")]
+    if len(values) < 2 or not isinstance(values[0], str) or values[0].strip(" :").casefold() not in _TOTALS:
+        return False
+    return all(isinstance(value, int | float | Decimal) or _SUM.fullmatch(str(value)) for value in values[1:])
+
+
+#: Words of Excel's pivot tables, of reports and of people.
+_TOTALS: Final = frozenset(
+    {
+        *("total", "totals", "grand total", "subtotal", "sum", "gesamt", "gesamtergebnis", "summe", "gesamtsumme"),
+        *("total general", "total général", "totale", "totale complessivo", "total geral", "totaal", "eindtotaal"),
+        *(
+            "suma",
+            "suma końcowa",
+            "итого",
+            "всего",
+            "общий итог",
+            "合計",
+            "総計",
+            "合计",
+            "总计",
+            "總計",
+            "총합계",
+            "합계",
+        ),
+    }
+)
+_SUM: Final = re.compile(r"\s*[-+(]?[$€£¥]?\s*\d[\d.,'\s]*[%)€$£¥]?\s*")

@@ -21,7 +21,7 @@ from curation.schema import Columns as Counted
 from curation.streams import DEFAULT_LIMITS, Limits
 
 #: Raised when the meaning of a row, key or split changes: part of the rules, so of the digest.
-VERSION: Final = 10
+VERSION: Final = 11
 
 #: What is written of each row besides, where near duplicates are asked for.
 PRINTED: Final = {"prints": PRINTS, "bands": BANDS, "shingles": SHINGLES}
@@ -176,7 +176,8 @@ class Report:
     stands, `cut` in how many one is as long as a `VARCHAR(255)` may be, `cell` as a cell of Excel, Google Sheets or
     MySQL, `guarded` and `formula` in how many one begins as exports or sheets write formulas, `codes` in how many one
     has characters as JSON writes them in ASCII, `leaked` how many begin or end with their label, `several` how many
-    have several answers of which one is learned, and `apart` how many have an answer directly behind another one."""
+    have several answers of which one is learned, and `apart` how many have an answer directly behind another one;
+    `total` whether the last one is a total of the others."""
 
     file: int
     records: int = 0
@@ -215,3 +216,4 @@ class Report:
     leaked: int = 0
     several: int = 0
     apart: int = 0
+    total: int = 0

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from curation import shapes
@@ -120,6 +121,7 @@ def beside(message: Mapping[Any, Any], role: str = "assistant", nulls: bool = Fa
     unknown = (*others, *(str(key) for key, value in message.items() if key not in KNOWN and value is not None))
     if calls:
         unknown += tuple(f"tool_calls.{key}" for key in _unread(calls))
+        unknown += (RENUMBERED,) * any(map(_renumbered, [message.get(key) for key in _CALLS] + _arguments(calls)))
     return Beside(found, unknown) if found or unknown else None
 
 
@@ -417,6 +419,44 @@ def _unread(calls: list[dict[str, Any]]) -> dict[str, None]:
         for part in (call, function):
             found |= {str(key): None for key in part if key not in _IN_CALLS and part[key] != said.get(key)}
     return found
+
+
+#: What is told of calls whose arguments are JSON text with numbers that are written otherwise here, as 19.50, and of
+#: results that stand in another order than the calls: templates without ids pair them by their order.
+RENUMBERED: Final = "tool_calls.arguments (numbers as 19.50)"
+REORDERED: Final = "tool_call_id (results not in the order of calls)"
+#: A number that may be written in two ways.
+_TWO_WAYS: Final = re.compile(r"\d[.eE]")
+
+
+def _arguments(calls: list[dict[str, Any]]) -> list[Any]:
+    functions = [call.get("function", call) for call in calls]
+    return [next((function[key] for key in _ARGUMENTS if key in function), None) for function in functions]
+
+
+def _renumbered(given: Any) -> bool:
+    """Whether a value is JSON text with a number that comes out otherwise."""
+    if not isinstance(given, str) or _TWO_WAYS.search(given) is None:
+        return False
+    found: list[str] = []
+    with suppress(ValueError, RecursionError):
+        json.loads(given, parse_float=found.append)
+    return any(repr(float(number)) != number for number in found)
+
+
+def reordered(besides: Sequence[Beside | None]) -> bool:
+    """Whether results of parallel calls stand in another order than the calls. :param besides: of all messages."""
+    calls: list[Any] = []
+    last = -1
+    for told in (one.told if one else {} for one in besides):
+        if _CALLS[0] in told:
+            calls, last = [call.get("id") for call in told[_CALLS[0]]], -1
+        elif (name := told.get("tool_call_id")) in calls and name is not None:
+            place = calls.index(name)
+            if place < last:
+                return True
+            last = place
+    return False
 
 
 #: What holds the arguments of a call, by OpenAI, Llama, LangChain and Anthropic; the first one that is there.

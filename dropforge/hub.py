@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -322,9 +323,20 @@ def check_sizes(sizes: Mapping[str, int | None], what: str) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """As `check_sizes`, of the files of a folder."""
-    with suppress(OSError):  # what is not there, the reader tells
-        check_sizes({path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}, str(folder))
+    """As `check_sizes`, of the files of a folder. :raises RecipeError: also if it holds a pipe or a device."""
+    sizes: dict[str, int] = {}
+    paths: list[Path] = []
+    with suppress(OSError):
+        paths += folder.iterdir()
+    for path in paths:
+        with suppress(OSError):  # what is not there, the reader tells
+            facts = path.stat()
+            if stat.S_ISREG(facts.st_mode):
+                sizes[path.name] = facts.st_size
+            elif not stat.S_ISDIR(facts.st_mode):
+                cause = f"{folder}: its {path.name[:100]} is a pipe or a device, and nobody knows when it ends"
+                raise RecipeError(_MODEL, cause, "Keep plain files in a model's folder")
+    check_sizes(sizes, str(folder))
 
 
 def check_pickles(names: Iterable[str], what: str) -> None:

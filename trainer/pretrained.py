@@ -21,6 +21,7 @@ from dropforge.errors import RecipeError
 from dropforge.hub import INDEX, check_folder, largest
 from dropforge.hub_client import UnwantedRequestError, without_requests
 from dropforge.model_files import TOKENIZER, endless_tokenizer, foreign_file, odd_amount, odd_token
+from dropforge.whole_file import read_small
 
 _KEY: Final = "recipe key `base.model`"
 _SOURCES: Final = ("config.json", "tokenizer_config.json", "adapter_config.json")
@@ -295,11 +296,15 @@ def code_of(folder: str | Path) -> list[str]:
 def _json(path: Path) -> Any:
     """A file's values; none if it is not there or no JSON: the library that reads it next tells so.
 
-    :raises RecipeError: if it is larger than any such file is.
+    :raises RecipeError: if it is larger than any such file is, or a pipe, device or folder.
     """
     try:
-        if path.stat().st_size > (largest(path.name) or 0):
-            raise RecipeError(_KEY, f"{path} is larger than such a file may be", "Name another model")
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        data = read_small(path, largest(path.name) or 0)
+    except OSError:
+        return None
+    except ValueError as error:
+        raise RecipeError(_KEY, f"{path}: {error}", "Name another model") from None
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
         return None

@@ -27,6 +27,7 @@ def alarms(statistics: Statistics, classes: bool = False, settled: bool = False,
     of_labels = _of_classes(statistics, settled) if classes else _of_unlearned(statistics)
     of_versions = [] if classes or settled else list(_of_versions(statistics))
     of_versions = first_of(of_versions, TOLD, "pairs of files that answer the same questions otherwise")
+    of_versions += first_of(list(_of_layouts(statistics)), TOLD, "files with such copies")
     of_sides = _of_sides(statistics, asked)
     return [*_of_sources(statistics), *_of_spellings(statistics), *of_labels, *of_versions, *of_sides, *phrases]
 
@@ -88,6 +89,16 @@ def _of_versions(statistics: Statistics) -> Iterator[str]:
         yield (
             f"{file}: {rows:,} rows ask what rows of {other or 'earlier drops'} ask, and answer otherwise; where one "
             "is a newer version of the other, drop that alone, or set `curation.label_conflicts`"
+        )
+
+
+def _of_layouts(statistics: Statistics) -> Iterator[str]:
+    """Lines on copies whose lines are not those of the row that stayed, as where an export lost them."""
+    for file, rows in statistics.relaid:
+        yield (
+            f"{file}: {counted(rows, 'row')} went as {'a copy' if rows == 1 else 'copies'}, with other line breaks, "
+            "indentation or blanks than the row that stayed; where these are the better ones, name their source in "
+            "`curation.prefer`, which decides within a drop, or keep both with `curation.exact_duplicates: keep`"
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
+from typing import Any
 
 import pytest
 
@@ -148,7 +150,7 @@ def test_more_groups_than_are_compared_over_drops_are_told(
 ) -> None:
     monkeypatch.setattr(statistics, "MOST_LABELS", 10)
 
-    def told(name: str, groups: range) -> list[str]:
+    def told(name: str, groups: Iterable[Any]) -> list[str]:
         rows = [{"text": f"row {n} of {name}", "group": f"g{n}"} for n in groups]
         card = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode()}, name, scope="family").files["card_json"]
         return [line for line in json.loads(store.get(card))["warnings"] if "is not compared" in line]
@@ -156,6 +158,20 @@ def test_more_groups_than_are_compared_over_drops_are_told(
     assert told("d1", range(8)) == []
     assert len(told("d2", range(8, 12))) == 1
     assert len(told("d3", range(12, 14))) == 1
+
+
+def test_spellings_of_one_group_are_bounded_as_groups_are(
+    make: Make, store: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stand in each further version of the family."""
+    monkeypatch.setattr(statistics, "MOST_LABELS", 10)
+    many = ["".join(letters) for letters in product("aA", "bB", "cC", "dD")]
+    for name, spelled in (("d1", many[:8]), ("d2", many[8:])):
+        rows = [{"text": f"row {group}", "group": group} for group in spelled]
+        made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode()}, name, scope="family")
+        kept = made.measured.get("known_groups", {})
+        assert sum(map(len, kept.values())) == (8 if name == "d1" else 0)
+    assert any("is not compared" in line for line in json.loads(store.get(made.files["card_json"]))["warnings"])
 
 
 def test_groups_that_hold_nothing_together_or_too_much_are_told(make: Make, store: FolderStore) -> None:

@@ -91,6 +91,38 @@ def test_files_and_drops_that_answer_the_same_questions_otherwise_are_told(make:
     assert told({"a.jsonl": CHATS, "b.jsonl": few, **parts}, "d5") == []
 
 
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ("if x{0}:\n    a()\n    b()", True),  # another program
+        ("if x{0}: a() b()", True),  # as Excel, or a broken export, leaves it
+        ("if x{0}:\n    a()\n\nb()", True),
+        ("if x{0}:\r\n    a() \r\nb()\n\n", False),
+        ("if x{0}:\n    a()\nb()\n", False),
+    ],
+)
+def test_copies_of_other_lines_are_told_within_a_drop_and_over_drops(
+    make: Make, store: FolderStore, other: str, told: bool
+) -> None:
+    """White space is no part of a row's key, and makes another program all the same."""
+
+    def lines_of(made: Manifest) -> list[str]:
+        found = json.loads(store.get(made.files["card_json"]))["warnings"]
+        return [line.partition(", with other")[0] for line in found if "line breaks, indentation" in line]
+
+    first = [chat(f"Write {n}.", f"if x{n}:\n    a()\nb()") for n in range(20)]
+    again = [chat(f"Write {n}.", other.format(n)) for n in range(12)]
+    one = make(lines([*first, *again, *first[:5]]), "both")
+    assert one.counts["duplicate"] == 17
+    assert bool(lines_of(one)) == told  # which one of a pair stays is decided by its hash
+    assert lines_of(make(lines(first), "d1", scope="family")) == []
+    later = make(lines([*again, *first[:3]]), "d2", scope="family")
+    assert later.steps[1].counts["duplicate"] == 15
+    assert lines_of(later) == (["a.jsonl: 12 rows went as copies"] if told else [])
+    kept = make(lines([*first, *again]), "kept", exact_duplicates="keep")
+    assert lines_of(kept) == []
+
+
 @pytest.mark.parametrize("scope", ["drop", "family"])
 def test_a_drop_without_a_row_after_settling_fails_with_its_funnel(make: Make, store: FolderStore, scope: str) -> None:
     twice = [chat(f"What is {n} and {n}?", answer) for n in range(20) for answer in ("This.", "That.")]

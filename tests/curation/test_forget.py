@@ -121,7 +121,14 @@ def test_rows_that_rules_between_have_filtered_do_not_come_back_either(tmp_path:
         add(tmp_path, [{"text": "the newest"}], recipe(scope="family", pii={}), 4)
 
 
-@pytest.mark.parametrize("other", [{"quality": {"gopher": {"min_words": 4}}}, {"data": {"columns": {"text": "body"}}}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"quality": {"gopher": {"min_words": 4}}},
+        {"data": {"columns": {"text": "body"}}},
+        {"data": {"columns": {"text": "body"}, "split_salt": "another"}},  # no side is kept
+    ],
+)
 def test_what_other_rules_filter_or_cannot_read_stays_forgotten_and_is_not_shown(
     other: dict[str, Any], tmp_path: Path, recipe: MakeRecipe
 ) -> None:
@@ -136,6 +143,8 @@ def test_what_other_rules_filter_or_cannot_read_stays_forgotten_and_is_not_shown
     assert two.counts["train"] + two.counts["eval"] == 31
     shown = [two.steps[0].files[name] for name in ("quarantine", "card_json", "card_html")]
     assert not any(b"illness" in store.get(key) for key in shown)
+    again = forget.again(store, "fam", workdir=tmp_path / "r", say=lambda _: None)
+    assert again.digest == two.digest
 
 
 def flagged(number: int, **more: Any) -> dict[str, Any]:

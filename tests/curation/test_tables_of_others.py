@@ -705,6 +705,33 @@ def test_folders_are_no_labels_where_rows_have_some() -> None:
     assert said([f"{name}/{n}.txt" for name in ("neg", "pos") for n in range(3)], {"text", "label"}) == []
 
 
+def test_labels_that_stand_in_names_of_folders_alone_are_told_with_the_refusal(make: Make) -> None:
+    rows = {name: b"".join(b'{"text": "%s %d"}\n' % (name.encode(), n) for n in range(20)) for name in ("neg", "pos")}
+    with pytest.raises(NoUsableRowError, match=r"Are the names of the folders the labels \(neg, pos\)\?"):
+        make({f"{name}/a.jsonl": data for name, data in rows.items()}, task="classification")
+    parts = {f"part-{at}/a.jsonl": data for at, data in enumerate(rows.values())}
+    with pytest.raises(NoUsableRowError) as caught:
+        make(parts, name="d2", task="classification")
+    assert "folders" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        ("Total,40", True),
+        ('Gesamtergebnis,"€ 1.234,50"', True),
+        ("Grand Total:,100%", True),
+        ("Total,I cannot say", False),
+        ("What is the total?,40", False),
+    ],
+)
+def test_a_total_below_a_table_is_told(make: Make, store: FolderStore, last: str, told: bool) -> None:
+    rows = "".join(f"What is {n}?,{n} it is\n" for n in range(40))
+    made = make({"a.csv": f"prompt,completion\n{rows}{last}\n".encode()})
+    warned = json.loads(store.get(made.files["card_json"]))["warnings"]
+    assert any(line.startswith("a.csv: the last row is a total") for line in warned) == told
+
+
 def test_a_pointer_of_git_lfs_is_no_text(make: Make, recipe: Callable[..., Recipe]) -> None:
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n"
     made = make({"a.jsonl": LINES, "b.parquet": pointer})

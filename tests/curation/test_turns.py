@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from curation.canonical import EMPTY_SYSTEM, canonical
+from curation.canonical import EMPTY_SYSTEM, NO_KEYS, canonical
 from curation.gate import check, checks
 from curation.identity import names
 from curation.reasons import Reason, RejectError
@@ -620,3 +620,48 @@ def test_content_beside_other_content_is_told_and_may_be_kept_by_name(make: Make
 
 def _recipe(**values: Any) -> Recipe:
     return load_recipe("tiny", {"curation": values})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ('{"amount": 19.50}', True),
+        ('{"amount": 1e3}', True),
+        ('{"amount": 19.5, "n": 12345678901234567890123, "text": "19.50"}', False),
+        ({"amount": 19.5}, False),
+    ],
+)
+def test_numbers_of_arguments_in_text_that_are_written_anew_are_told(arguments: Any, told: bool) -> None:
+    for call in (
+        {"tool_calls": [{"type": "function", "id": "c1", "function": {"name": "pay", "arguments": arguments}}]},
+        {"function_call": {"name": "pay", "arguments": arguments}},
+    ):
+        row = canonical(chat(ASK, {"role": "assistant", "content": "", **call}, ANSWER))
+        assert ("messages.tool_calls.arguments (numbers as 19.50)" in row.unknown) == told
+
+
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [(("c1", "c2", "c3"), False), (("c2", "c1", "c3"), True), (("c1", "c3"), False), (("c3", "x", "c1"), True)],
+)
+def test_results_in_another_order_than_their_calls_are_told(order: tuple[str, ...], told: bool) -> None:
+    calls = [{"id": name, "function": {"name": "look", "arguments": {"at": name}}} for name in ("c1", "c2", "c3")]
+    results = [{"role": "tool", "tool_call_id": name, "content": f"of {name}"} for name in order]
+    turns_of = [ASK, {"role": "assistant", "content": "", "tool_calls": calls}, *results, ANSWER]
+    again = [ASK, {"role": "assistant", "content": "", "tool_calls": calls[:1]}, results[0], ANSWER]
+    row = canonical(chat(*turns_of, *again))
+    assert ("messages.tool_call_id (results not in the order of calls)" in row.unknown) == told
+
+
+def test_what_is_told_as_keys_are_and_is_none_is_not_refused(make: Make) -> None:
+    calls = [{"id": f"c{n}", "function": {"name": "pay", "arguments": '{"x": 1.50}'}} for n in range(2)]
+    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "done"} for n in (1, 0)]
+    rows = [
+        chat(
+            {**ASK, "content": f"Pay {n}"}, {"role": "assistant", "content": "", "tool_calls": calls}, *results, ANSWER
+        )
+        for n in range(30)
+    ]
+    made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode()})
+    assert made.measured["unknown_keys"].keys() == NO_KEYS - {EMPTY_SYSTEM}
+    assert all(rule.ok for rule in checks(made, _recipe(unknown_keys="refuse")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -315,6 +316,31 @@ def test_an_odd_tokenizer_is_the_base_s_error(
 ) -> None:
     with pytest.raises(DataError, match=word):
         load_tokenizer(spoiled(name, **values))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize(
+    ("name", "load"),
+    [
+        ("config.json", load_model),
+        ("tokenizer.json", load_tokenizer),
+        ("generation_config.json", load_generation_config),
+        ("model.safetensors", load_model),
+        ("model.safetensors.index.json", load_model),
+    ],
+)
+def test_a_pipe_or_device_in_a_base_is_neither_waited_for_nor_read(
+    base: Path, tmp_path: Path, name: str, load: Callable[[Path], Any], kind: str
+) -> None:
+    folder = Path(shutil.copytree(base, tmp_path / "odd"))
+    path = folder / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(RecipeError, match="is a pipe or a device"):
+        load(folder)
 
 
 @pytest.mark.parametrize("end", ["abc", ["a"], {"a": 1}, [2, 2.5], True, 2**70, -2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import time
@@ -80,6 +81,32 @@ def test_what_others_put_there_is_neither_followed_nor_waited_for(node: Node, tm
     node.entry(digest).unlink()
     os.mkfifo(node.entry(digest))
     assert node.take(digest) is None
+
+
+def test_a_turn_follows_no_link_and_waits_for_no_pipe(node: Node, tmp_path: Path) -> None:
+    thesis = tmp_path / "home" / "thesis"
+    thesis.mkdir(parents=True)
+    name = "ab" + 62 * "0"
+    (node.folder / "ab").mkdir(parents=True)
+    (node.folder / "ab" / f"{name}.part").symlink_to(tmp_path / "home")
+    with pytest.raises(OSError, match="Not a directory"), node.cache.turn(name, 1, _nothing, _nothing):
+        pytest.fail("a turn in a folder that is elsewhere")
+    assert thesis.is_dir()
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["thesis"]
+
+    other = node.folder / "cd" / f"cd{62 * '0'}.part"
+    other.mkdir(parents=True)
+    with (other / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as the pod whose turn it is
+        os.mkfifo(other / "room")
+        assert node.take(node.give(b"one")) == b"one"
+        node.cache.promise(7, other)
+        assert (other / "room").read_text() == "7"
+    assert not node.said
+
+
+def _nothing() -> None:
+    """Neither stop nor wait."""
 
 
 def test_a_folder_that_cannot_be_used_ends_nothing(node: Node) -> None:

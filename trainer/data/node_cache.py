@@ -36,6 +36,7 @@ _OURS: Final = "dropforge-"
 _PART: Final = ".part"
 _NOTE: Final = ".json"
 _ROOM: Final = "room"
+_DIGITS: Final = 20  # of a number of bytes
 _NAME: Final = re.compile(r"[0-9a-f]{64}(\.json)?")
 _FETCHED: Final = re.compile(r"[0-9a-f]{64}\.part")
 
@@ -200,9 +201,7 @@ class NodeCache:
             time.sleep(_LOOK)
         try:
             work = Path(tempfile.mkdtemp(dir=staging))
-            for path in staging.iterdir():  # of one that was killed
-                if path.is_dir() and path != work:
-                    shutil.rmtree(path, ignore_errors=True)
+            _clear(staging, work.name)
             yield work
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -242,9 +241,11 @@ class NodeCache:
 
     def promise(self, size: int, staging: Path) -> None:
         """Say how many bytes are still to come into a turn's folder."""
-        temporary = staging / f".{_ROOM}"
-        temporary.write_text(str(size))
-        temporary.replace(staging / _ROOM)
+        with tempfile.NamedTemporaryFile("w", dir=staging, prefix=f".{_ROOM}-", delete=False) as temporary:
+            temporary.write(str(size))
+        made = Path(temporary.name)
+        made.chmod(0o644)  # for pods that run as somebody else
+        made.replace(staging / _ROOM)
 
     def unused(self, error: OSError) -> None:
         """Tell that the cache was of no use."""
@@ -299,11 +300,32 @@ def _is(path: Path, number: int) -> bool:
     return os.path.samestat(there, os.fstat(number))
 
 
+def _folder(path: Path) -> int:
+    """An open folder, and none that a link leads to. :raises OSError: if it is none."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+
+def _clear(staging: Path, work: str) -> None:
+    """Remove what a process that was killed left in the folder of its turn. :param work: the one that stays."""
+    folder = _folder(staging)
+    try:
+        with os.scandir(folder) as found:
+            names = [one.name for one in found if one.is_dir(follow_symlinks=False) and one.name != work]
+        for name in names:
+            shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
 def _lock_in(staging: Path) -> int | None:
-    """The lock of a folder, which is made; None if another process has it."""
+    """The lock of a folder, which is made; None if another process has it. :raises OSError: if it is no folder."""
     with suppress(FileNotFoundError):  # its owner was done with it between two of our steps
         staging.mkdir(parents=True, exist_ok=True)
-        lock = os.open(staging / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        folder = _folder(staging)
+        try:
+            lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=folder)
+        finally:
+            os.close(folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -370,10 +392,11 @@ def _sweep(staging: Path, made: float) -> bool:
 
 
 def _promised(staging: Path) -> int:
-    try:
-        return max(0, int((staging / _ROOM).read_text()))
-    except (OSError, ValueError):
-        return 0
+    with suppress(OSError, ValueError):
+        if (number := _open(staging / _ROOM)) is not None:
+            with os.fdopen(number, "rb") as room:
+                return max(0, int(room.read(_DIGITS)))
+    return 0
 
 
 def _touch(path: Path) -> None:
