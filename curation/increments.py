@@ -264,9 +264,10 @@ def told_anew(store: Store, before: Sequence[Step], after: Sequence[Step]) -> li
 
 
 def _warnings(store: Store, step: Step) -> list[str]:
-    """Nothing where the card is gone."""
+    """Nothing where the card is gone, or is none."""
     with suppress(DropforgeError):
-        return [str(line) for line in read_object(store, step.files["card_json"]).get("warnings", ())]
+        lines = read_object(store, step.files["card_json"]).get("warnings")
+        return [str(line) for line in lines] if isinstance(lines, list) else []
     return []
 
 

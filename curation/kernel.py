@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -279,7 +279,7 @@ def canonical_rows(task: Task, report: Report) -> Iterator[Canonical | Fault]:
     seen = Seen(unread(task.split, extras.wanted))
     pictures = any(name.strip().lower() in PICTURES for name in seen.unread)
     nulls = not task.split.format.is_table
-    last: dict[str, Any] = {}
+    last: Mapping[str, Any] = {}
     records = read(
         task.split,
         max_row_bytes=rules.max_row_bytes,

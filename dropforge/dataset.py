@@ -118,6 +118,7 @@ class Manifest:
                     f"it has schema {values['schema']}, this version reads {SCHEMA}",
                     "Curate the drop again",
                 )
+            _check(values)
             values["shards"] = tuple(Shard(**shard) for shard in values["shards"])
             values["inputs"] = tuple(values["inputs"])
             steps = values.get("steps", ())
@@ -145,11 +146,41 @@ def read_card(store: Store, manifest: Manifest) -> dict[str, Any]:
     return find_object(store, key, most=MOST_LISTED) if isinstance(key, str) else {}
 
 
+def _check(values: Mapping[str, Any]) -> None:
+    """:raises ValueError: if what a manifest, or one of its drops, has is of another shape than was written."""
+    measured = values.get("measured", {})
+    parts = {name: values.get(name, {}) for name in ("counts", "files", "rules")} | {"measured": measured}
+    for name, part in parts.items():
+        if not isinstance(part, dict):
+            raise ValueError(f"its {name} are no object")
+    counted = {"counts": values["counts"]} | {name: measured[name] for name in _COUNTED if name in measured}
+    for name, counts in counted.items():
+        if not isinstance(counts, dict) or not all(type(count) is int for count in counts.values()):
+            raise ValueError(f"its {name} are no numbers by name")
+    named = {"files": [*parts["files"].values()], "evaluated_labels": measured.get("evaluated_labels", [])}
+    groups = measured.get("known_groups", {})
+    if not isinstance(groups, dict) or not all(isinstance(hashes, list) for hashes in groups.values()):
+        raise ValueError("its known_groups are no lists by name")
+    named["known_groups"] = [*chain(*groups.values())]
+    for name, texts in named.items():
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"its {name} are no texts")
+    if type(measured.get("words", 0)) is not int:
+        raise ValueError("its words are no number")
+
+
+#: Numbers by name among what a manifest has `measured`.
+_COUNTED: Final = ("truths", "known_labels", "groups_otherwise", "unknown_keys")
+
+
 def _step(values: dict[str, Any]) -> Step:
     state = {name: tuple(digests) for name, digests in values["state"].items()}
     # They name files of a work folder too, and who may write below `datasets/` is no part of the installation.
     if not _ID.fullmatch(values["drop"]) or not all(map(_SHA256.fullmatch, chain(*state.values()))):
         raise ValueError("a drop's id or a file's SHA-256 is none")
+    _check(values)
+    if not {"ledger", "card_json"} <= values["files"].keys() or "colours" not in state:
+        raise ValueError("a drop has no ledger, card or sides")
     return Step(**{**values, "inputs": tuple(values["inputs"]), "state": state})
 
 

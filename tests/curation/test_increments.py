@@ -601,3 +601,43 @@ def test_a_manifest_that_names_files_outside_the_work_folder_is_none(
     store.put(key, json.dumps(told).encode())
     with pytest.raises(DataError, match="SHA-256 is none"):
         add(tmp_path, rows[:1], recipe(scope="family"), 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda version: version["measured"].update(known_groups={"a": 5}), "known_groups are no lists"),
+        (lambda version: version["measured"].update(known_groups={"a": [1]}), "known_groups are no texts"),
+        (lambda version: version["measured"].update(groups_otherwise={"a": "x"}), "groups_otherwise are no numbers"),
+        (lambda version: version["measured"].update(words="x"), "words are no number"),
+        (lambda version: version["steps"][0]["counts"].update(train="x"), "counts are no numbers"),
+        (lambda version: version["steps"][0]["files"].pop("ledger"), "no ledger, card or sides"),
+        (lambda version: version["steps"][0]["state"].pop("colours"), "no ledger, card or sides"),
+        (lambda version: version.update(rules=[]), "rules are no object"),
+    ],
+)
+def test_a_version_before_of_another_shape_is_an_error_with_its_name(
+    tmp_path: Path, recipe: MakeRecipe, change: Callable[[dict[str, Any]], Any], word: str
+) -> None:
+    rows = [{"text": f"row {n} of the test"} for n in range(20)]
+    store, one = add(tmp_path, rows, recipe(scope="family"), 1)
+    path = store.root / layout.manifest_key("fam", one.digest)
+    version = json.loads(path.read_text())
+    change(version)
+    path.write_text(json.dumps(version))
+    with pytest.raises(DataError, match=f"dataset manifest .*{one.digest}.*{word}"):
+        add(tmp_path, rows[:2], recipe(scope="family", label_conflicts="drop"), 2)
+
+
+def test_a_torn_ledger_is_an_error_with_its_name_and_a_torn_card_ends_nothing(
+    tmp_path: Path, recipe: MakeRecipe
+) -> None:
+    rows = [{"text": f"row {n} of the test"} for n in range(20)]
+    store, one = add(tmp_path, rows, recipe(scope="family"), 1)
+    (store.root / one.steps[0].files["card_json"]).write_text('{"warnings": 5}')
+    _, two = add(tmp_path, rows[:2], recipe(scope="family", label_conflicts="drop"), 2)
+    ledger = store.root / two.steps[1].files["ledger"]
+    for data in (b"", ledger.read_bytes()[:50]):
+        ledger.write_bytes(data)
+        with pytest.raises(DataError, match=f"object .*{two.steps[1].files['ledger']}: it cannot be read"):
+            add(tmp_path, rows[:2], recipe(scope="family"), 3)
