@@ -27,7 +27,7 @@ from curation import shapes, turns
 from curation.nesting import parse_text
 from curation.reasons import Reason, RejectError
 from curation.spellings import is_inexact, value_name
-from curation.tokens import invisible, neutralise
+from curation.tokens import blank, invisible, neutralise
 
 LISTS: Final = ("messages", "conversations", "conversation", "dialog", "dialogue", "turns")
 PAIRS: Final = (
@@ -189,12 +189,12 @@ def _canonical(
             rounded = any(is_inexact(fields.get(name)) for name in _NAMES)
     if labels and label is None:
         given_label = fields.get("label")
-        missing = given_label in (None, [], [None], [""]) or (isinstance(given_label, str) and not given_label.strip())
+        missing = given_label in (None, [], [None], [""]) or (isinstance(given_label, str) and blank(given_label))
         raise RejectError(Reason.NO_LABEL, "no `label`" if missing else "`label` is NaN, which is no value")
     if messages is None:
         if not isinstance(text, str) and not isinstance(text := shapes.texts(text), str):
             raise RejectError(Reason.BAD_FIELD, shapes.column(text, text_column) or f"`{text_column}` is {_kind(text)}")
-        if not text.strip():
+        if blank(text):
             raise RejectError(Reason.EMPTY, f"`{text_column}` is empty")
         if answers:
             raise RejectError(Reason.NO_ANSWER, f"`{text_column}` is no prompt with its answer")
@@ -202,7 +202,7 @@ def _canonical(
         row = Row((), (), cleaned, label, source, group, touched, invisible(cleaned), rounded=rounded)
         return row._replace(unknown=unknown) if unknown else row
     roles, contents, besides = zip(*_ordered(messages, answered=not labels), strict=True)
-    if len(roles) < len(messages) and messages[0][0] == "system" and not messages[0][1].strip():
+    if len(roles) < len(messages) and messages[0][0] == "system" and blank(messages[0][1]):
         unknown += (EMPTY_SYSTEM,)
     if used[:2] in PAIRS and isinstance(fields[used[0]], list) and _is_begun(fields[used[0]], fields[used[1]]):
         unknown += (f"{used[0]} (ends with an answer)",)
@@ -286,9 +286,9 @@ def _is_name(value: Any) -> bool:
 def _pair(fields: Mapping[str, Any], asked: str, answered: str, nulls: bool) -> tuple[list[Message], tuple[str, ...]]:
     question, answer = fields[asked], fields[answered]
     more = fields.get("input") if asked == "instruction" else None
-    if more is not None and (more := _text(more, "input")).strip():
+    if more is not None and not blank(more := _text(more, "input")):
         told = _text(question, asked)
-        question = f"{told}\n\n{more}" if told.strip() else more
+        question = f"{told}\n\n{more}" if not blank(told) else more
     messages = _side(question, asked, "user", nulls) + _side(answer, answered, "assistant", nulls)
     used = (asked, answered) if more is None else (asked, answered, "input")
     return _with_system(messages, used, fields)
@@ -537,7 +537,7 @@ def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:
     """
     if _is_in_order(tuple([role for role, _, _ in messages])):  # as most are
         for _, content, beside in messages:
-            if beside is not None or not content or content.isspace():
+            if beside is not None or blank(content):
                 break
         else:
             return messages
@@ -547,7 +547,7 @@ def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:
     besides: dict[int, list[turns.Beside | None]] = {}
     for message in messages:
         role, content, beside = message
-        if not content.strip() and (beside is None or "tool_calls" not in beside.told):
+        if blank(content) and (beside is None or "tool_calls" not in beside.told):
             if role == "assistant":
                 raise RejectError(Reason.NO_ANSWER, "an answer is empty")
             if role != "system":
@@ -560,7 +560,7 @@ def _ordered(messages: list[Message], answered: bool = True) -> list[Message]:
             runs.setdefault(len(joined) - 1, [last[1]]).append(content)
             joined[-1] = (role, last[1], last[2] or beside)
         elif role == "assistant" and turns.goes_on(last[2], content, beside):
-            if content.strip():
+            if not blank(content):
                 runs.setdefault(len(joined) - 1, [last[1]]).append(content)
             besides.setdefault(len(joined) - 1, [last[2]]).append(beside)
             joined[-1] = (role, last[1], beside)

@@ -124,18 +124,16 @@ NO_THREADED: Final = "create table threaded as select key, unit from rows where 
 REPEATED: Final = "select count(*) from continued where learned > 1"
 #: How many answers very many rows learn with one beginning, as examples before each question; and by how many.
 EXAMPLES: Final = "select count(*), max(learned) from phrases where learned > {leaves} and beginnings <= {beginnings}"
-NO_TEXTS: Final = (
-    "create table texts as select key as text, cast(file as int) as side, file as learned, file as several"
-    " from rows where file < 0"
-)
-#: Long answers of this drop by side; whether they are learned there, and are of a conversation of several answers.
+#: Long answers of this drop by side; whether they are learned there, and are of a conversation of several answers (1),
+#: of a question and its answer (0), or no answers, but how long texts begin (2).
 TEXTS: Final = """
 create table texts as
 select t.text, t.side, max(t.learned) as learned, max(t.several) as several
 from (select a.text, h.side, a.learned, cast(1 as bigint) as several
       from answers a join shades h on a.unit = h.unit where a.text is not null and h.side is not null
       union all
-      select r.answer as text, s.side, cast(1 as bigint) as learned, cast(0 as bigint) as several
+      select r.answer as text, s.side, cast(1 as bigint) as learned,
+             cast(case when r.text is null then 0 else 2 end as bigint) as several
       from rows r join sides s on r.key = s.key and r.rank = s.rank where r.answer is not null) t
 group by t.text, t.side
 """
@@ -151,6 +149,19 @@ from (select t.text
       having min(t.side) <> max(t.side) and max(t.several) = 1 and max(t.new) = 1
          and max(case when t.side = 0 then t.learned else 0 end) = 1
          and max(case when t.side = 1 then t.learned else 0 end) = 1) c
+"""
+#: Of questions with their answers, and of texts: how many long answers, or beginnings, evaluation rows have, and how
+#: many of these training rows have too; one of the two rows at least is of this drop.
+SHARED: Final = """
+select t.several, count(*) as evaluated,
+       cast(sum(case when t.low = 0 and t.new = 1 then 1 else 0 end) as bigint) as held
+from (select text, max(several) as several, min(side) as low, max(side) as high, max(new) as new
+      from (select text, side, several, 1 as new from texts
+            union all
+            select text, side, several, 0 as new from old_texts) u
+      group by text) t
+where t.high = 1 and t.several <> 1
+group by t.several order by t.several
 """
 #: See `curation.exchange.REMEMBERED`.
 REMEMBERED: Final = {
@@ -177,6 +188,12 @@ def crossing(tables: Tables) -> int:
     return int(tables.one(CROSSING)[0])
 
 
+def shared(tables: Tables) -> dict[str, tuple[int, int]]:
+    """Of `answers` and `beginnings`: how many of evaluation rows training rows have too, and how many there are."""
+    found = {several: (held, evaluated) for several, evaluated, held in tables.all(SHARED)}
+    return {"answers": found.get(0, (0, 0)), "beginnings": found.get(2, (0, 0))}
+
+
 def settle(tables: Tables) -> None:
     """Make the tables `continued`, answers of several rows, and `threaded`, the units that they tie."""
     if not tables.one(ANY)[0]:
@@ -190,6 +207,6 @@ def settle(tables: Tables) -> None:
         tables.do(f"drop table {table}")
 
 
-def list_texts(tables: Tables, *, remember: bool) -> None:
-    """Make the table `texts`, once sides are known. :param remember: for later drops, which may have conversations."""
-    tables.do(TEXTS if remember or tables.one(ANY)[0] else NO_TEXTS)
+def list_texts(tables: Tables) -> None:
+    """Make the table `texts`, once sides are known."""
+    tables.do(TEXTS)

@@ -16,6 +16,8 @@ from curation.turns import calls_of, in_one_order, without_ids
 KEY_BYTES: Final = 16
 #: Words of an answer that is compared by itself.
 LONG: Final = 8
+#: Characters of a text by which it is compared with what it may have become: two have them for one reason alone.
+BEGINNING: Final = 300
 _LETTERS: Final = 60  # of its turn, in scripts that set no spaces
 #: The name of an answer with what led to it (16 bytes), whether the answer is learned, the name of all that was said
 #: before that, or None for nothing, and that of its text alone, as of `_long`.
@@ -50,7 +52,7 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list
     are; the exact name covers all that, label, source, group and extras as they are. The input names what comes before
     the last answer, if there is one, and `asked` the roles and texts of that alone. The answers are those of
     `_answers`; none is listed of a row that is one question and its answer, whose key is the name, and of which
-    `answer` is that of `_long`.
+    `answer` is that of `_long`; of a text it is that of its first `BEGINNING` characters, if it is longer.
     """
     # Folding removes U+001E and U+001F, so the joined form can be taken apart again and no two rows share it.
     folded = [_folded(text) for text in (row.contents if row.text is None else (row.text,))]
@@ -84,6 +86,7 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list
             answer = _long(plain[asked], said[asked])
     else:
         key, question, side = _hash(f"t{texts[0]}".encode()), None, None
+        answer = _hash(f"b{texts[0][:BEGINNING]}".encode())[:8] if len(texts[0]) > BEGINNING else None
     parts = (*row.roles, *row.contents, row.text, row.label, row.source, row.group)
     if row.extras is not None or row.beside:
         parts = (*parts, row.extras)

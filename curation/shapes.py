@@ -47,6 +47,11 @@ _OTHERS: Final = {
     ("name", "type", "mode"): "it is a column of a schema, as BigQuery writes it: leave this file out",
     ("schema", "payload"): "it is a message of Kafka Connect: write its `payload` alone, as with "
     "`schemas.enable=false`",
+    (
+        "sessionId",
+        "message",
+    ): "it is a line of a session's log, as of Claude Code: write all messages of a session as the "
+    "list `messages` of one row",
     ("type", "payload"): "it is a line of a session's log, as of Codex: write all messages of a session as the list "
     "`messages` of one row",
     ("role", "parts"): "it is one message of Gemini: write all of a conversation as the list `messages` of one row",

@@ -21,6 +21,7 @@ from urllib.parse import unquote
 
 from curation.reasons import Reason, RejectError
 from curation.shapes import texts
+from curation.tokens import blank
 from curation.words import folded
 
 #: What pandas writes for a missing value.
@@ -37,7 +38,7 @@ def value_name(value: Any) -> str | None:
         # Most are words, which these tell at once.
         if value[-2:] == ".0" or "e+" in value[-5:] or value in _MISSING:
             return _of_text(value)
-        return None if value.isspace() else value
+        return None if value and blank(value) else value
     if isinstance(value, bytes):
         return value_name(_shown(texts(value)))
     if value is None:
@@ -294,6 +295,8 @@ def folded_name(label: str) -> str:
         if text == before:
             break
     text = _STARS.sub("", _NUMBERED.sub("", text))
+    text = str(len(text.rstrip("☆"))) if _DRAWN.fullmatch(text) else _ORDINAL.sub("", _OF.sub("/", text))
+    text = _day(text) or text
     if (time := _TIME.fullmatch(text)) is not None:
         return f"{time[1]} {time[2]}{(time[3] or '').rstrip('.0')}"
     if _THOUSANDS.fullmatch(text):
@@ -308,6 +311,23 @@ def folded_name(label: str) -> str:
             text = _AMOUNT.sub(_plain, _AROUND_SIGNS.sub(r"\1", text))
         return _PADDED.sub("", _BETWEEN.sub("", _BESIDE.sub(r"\1", text)))
     return repr(number + 0) if abs(number) < _EXACT else str(int(Decimal(written)))
+
+
+def _day(text: str) -> str | None:
+    """A day as ISO 8601 writes it, if it is one that can be read in one way alone."""
+    if not text[-1:].isdecimal() or len(text) > _LONGEST:
+        return None
+    if (found := _YEAR_FIRST.fullmatch(text)) is not None:
+        year, month, day = found[1], found[3], found[4]
+    elif (found := _YEAR_LAST.fullmatch(text)) is not None:
+        year, (day, month) = found[4], (found[1], found[3])
+        if found[2] == "/" and int(day) <= _MONTHS_OF_YEAR:
+            return None  # or the month
+    elif (found := _NAMED_MONTH.fullmatch(text)) is not None:
+        year, month, day = found[5], _MONTH[(found[2] or found[3])[:3]], found[1] or found[4]
+    else:
+        return None
+    return f"{year}-{int(month):02}-{int(day):02}"
 
 
 def _plain(found: re.Match[str]) -> str:
@@ -353,6 +373,25 @@ _THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+")
 _NUMBERED: Final = re.compile(r"(?:label|class)[\s_-]*(?=\d+\Z)")
 #: And as people rate.
 _STARS: Final = re.compile(r"(?<=\d)[\s_-]*stars?\Z")
+#: As signs; what is not given may be drawn too.
+_DRAWN: Final = re.compile(r"[★⭐]+☆*")
+_ORDINAL: Final = re.compile(r"(?<=\d)(?:st|nd|rd|th)\Z")
+_OF: Final = re.compile(r"(?<=\d)\s+(?:out\s+)?of\s+(?=\d)")
+_YEAR_FIRST: Final = re.compile(r"(\d{4})([-/.])(\d\d?)\2(\d\d?)")
+_YEAR_LAST: Final = re.compile(r"(\d\d?)([/.])(\d\d?)\2(\d{4})")
+_MONTH: Final = {
+    name: number + 1
+    for number, name in enumerate("jan feb mar apr may jun jul aug sep oct nov dec".split())  # noqa: SIM905
+}
+_MONTHS: Final = (
+    r"(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
+    r"|nov(?:ember)?|dec(?:ember)?)"
+)
+#: 5 January 2024, Jan. 5th, 2024.
+_NAMED_MONTH: Final = re.compile(
+    rf"(?:(\d\d?)(?:st|nd|rd|th)?[\s-]{_MONTHS}|{_MONTHS}\.?\s(\d\d?)(?:st|nd|rd|th)?,?)[\s-](\d{{4}})"
+)
+_MONTHS_OF_YEAR: Final = 12
 #: What stands between words of a name, or between words and numbers; 1-2 is not 12.
 _MARK: Final = r"(?:\s+-\s+|\s+|[_\-\u2010-\u2015]+)"
 _BETWEEN: Final = re.compile(rf"(?<=[^\W\d_]){_MARK}(?=[^\W_])|(?<=\d){_MARK}(?=[^\W\d_])|(?<=\d)\s+(?=%)")

@@ -16,7 +16,7 @@ from curation import turns
 from curation.canonical import Row, clean
 from curation.columns import integers, strings
 from curation.reasons import Reason, RejectError
-from curation.tokens import invisible
+from curation.tokens import blank, invisible
 from dropforge.errors import DropforgeError
 
 #: The texts of a batch of rows, in order: a message each, or a text, whose role is null. `row` counts from 0; `beside`
@@ -148,7 +148,7 @@ def _changed(row: Row, texts: Sequence[str], said: Sequence[str]) -> Row | Refus
     cleaned, touched = [], row.neutralised
     beside: list[str] = []
     for at, (role, text) in enumerate(zip(row.roles or ("",), texts, strict=True)):
-        if not text.strip() and (row.text is not None or row.contents[at].strip()):  # a call has no content
+        if blank(text) and (row.text is not None or not blank(row.contents[at])):  # a call has no content
             if role == "system":
                 continue  # as of a row that came with an empty one
             reason = Reason.NO_ANSWER if role == "assistant" else Reason.EMPTY

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from curation.continued import REPEATED, crossing, examples
+from curation.continued import REPEATED, crossing, examples, shared
 from curation.engines.tables import Tables
 from curation.identity import document
 from curation.phrases import repeated
@@ -56,6 +56,8 @@ class Statistics:
     :param unmet: rows that stayed in a bucket with so many others that they were compared with its first ones alone.
     :param repeated_answers: answers that are learned in several rows.
     :param crossing: long answers of conversations that are learned and stand in evaluation rows too.
+    :param shared: `answers` to single questions, and `beginnings` of texts: of those that evaluation rows have, how
+        many training rows have too, and how many there are.
     :param examples: answers that very many rows learn with one beginning, and how many do at most.
     :param suspicious: of sources that raise an alarm the rows, those with control tokens, and those with invisible or
         reordering characters; copies count.
@@ -104,6 +106,7 @@ class Statistics:
     repeated_answers: int = 0
     examples: tuple[int, int] = (0, 0)
     crossing: int = 0
+    shared: dict[str, tuple[int, int]] = field(default_factory=dict)
     contested: dict[str, Any] = field(default_factory=dict)
     truths: dict[str, int] = field(default_factory=dict)
     suspicious: list[tuple[str, int, int, int]] = field(default_factory=list)
@@ -227,6 +230,7 @@ def measure(
         repeated_answers=tables.one(REPEATED)[0],
         examples=examples(tables),
         crossing=crossing(tables),
+        shared=shared(tables),
         suspicious=_suspicious(tables, top),
         repeated=[(shown_name(item[0]), *item[1:]) for item in repeated(tables, _KEPT, top)],
         classes=classes,

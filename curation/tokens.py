@@ -50,6 +50,19 @@ def _parted(match: re.Match[str]) -> str:
     return match.group() + " "
 
 
+def blank(text: str) -> bool:
+    """Whether a text shows nothing: it is empty, or of white space and characters that nobody sees, as editors and chat
+    programs write them for an empty paragraph or message (U+200B, U+FEFF, U+3164, U+2800)."""
+    first = text[:1]
+    return not "!" <= first <= "~" and _BLANK.fullmatch(text) is not None
+
+
+_BLANK: Final = re.compile(
+    "[\\s\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e01ef]*"
+)
+
+
 def invisible(text: str) -> bool:
     """Does the text hold characters that change what a person sees? Such rows are kept and counted."""
     if text.isascii() or _OFTEN_INVISIBLE.search(text) is None:  # quick where there is none

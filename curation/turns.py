@@ -29,6 +29,7 @@ from curation import shapes
 from curation.extras import numbered
 from curation.nesting import JsonObject, parse_text
 from curation.reasons import Reason, RejectError
+from curation.tokens import blank
 
 
 class Beside(NamedTuple):
@@ -68,7 +69,7 @@ def goes_on(before: Beside | None, content: str, beside: Beside | None) -> bool:
     :param before: of the message before. :param content: and :param beside: of the other message.
     """
     one, other = (found.told if found else {} for found in (before, beside))
-    if _THOUGHTS[0] in other or (_CALLS[0] in one and content.strip()):
+    if _THOUGHTS[0] in other or (_CALLS[0] in one and not blank(content)):
         return False
     return _apart(one) == _apart(other)
 
@@ -105,7 +106,7 @@ def beside(message: Mapping[Any, Any], role: str = "assistant", nulls: bool = Fa
         if "reasoning_content" in found:
             if thought not in (None, "", found["reasoning_content"]):
                 others.append(key)
-        elif thought is not None and _text(thought, key).strip():
+        elif thought is not None and not blank(_text(thought, key)):
             found["reasoning_content"] = thought
     if all(shapes.listed(message.get(key)) for key in _CALLS):
         others.append("function_call")
@@ -128,7 +129,7 @@ def beside(message: Mapping[Any, Any], role: str = "assistant", nulls: bool = Fa
 def called(message: Mapping[Any, Any], content: str, nulls: bool = False) -> Beside:
     """The answer that a message of ShareGPT's role `function_call` is. :raises RejectError: if it calls nothing."""
     others: tuple[str, ...] = ()
-    if content.strip():
+    if not blank(content):
         others = tuple(key for key in _CALLS if message.get(key))
         message = {**message, "tool_calls": None, "function_call": content}
     found = beside(message, nulls=nulls)

@@ -1,14 +1,17 @@
-"""A family's name in MLflow's registry, which models and prompts share: it is free, or the family's own."""
+"""A family's name in MLflow: in the registry, which models and prompts share, and among experiments it is free, or the
+family's own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote
 
+from dropforge.descriptions import of_family
 from dropforge.errors import DataError
 from dropforge.rest import MissingError, Rest
 
-#: On each registered model of a family; its value is the family's name.
+#: On each registered model and experiment of a family; its value is the family's name.
 TAG_FAMILY: Final = "dropforge.family"
 _IS_PROMPT: Final = "mlflow.prompt.is_prompt"
 
@@ -38,3 +41,51 @@ def check_name(tracking_uri: str, family: str) -> None:
             "Take a family of another name; if the model's versions are to be this family's, set its tag "
             f"`{TAG_FAMILY}` to {family}",
         )
+
+
+def check_names(tracking_uri: str, family: str) -> None:
+    """`check_name` and `check_experiment`: what is seen to before a family trains."""
+    check_experiment(tracking_uri, family)
+    check_name(tracking_uri, family)
+
+
+def check_experiment(tracking_uri: str, family: str) -> None:
+    """See that an experiment with a family's name is the family's, before it trains.
+
+    :raises DataError: if it is somebody else's. :raises OSError, ValueError: if the server does not answer.
+    """
+    rest = Rest(tracking_uri)
+    try:
+        found = rest.call("GET", f"experiments/get-by-name?experiment_name={quote(family)}")["experiment"]
+    except MissingError:
+        return
+    tags = {tag["key"]: tag.get("value", "") for tag in found.get("tags", ())}
+    if is_marked(tags, family):
+        return
+    asked = {
+        "experiment_ids": [found["experiment_id"]],
+        "filter": HAS_RUN,
+        "run_view_type": "ALL",
+        "max_results": 1,
+    }
+    if not rest.call("POST", "runs/search", asked).get("runs"):
+        raise foreign_experiment(family)
+
+
+#: MLflow's filter for runs of ours, which mark experiments of earlier versions.
+HAS_RUN: Final = "tags.`dropforge.run` LIKE '%'"
+
+
+def is_marked(tags: Mapping[str, str], family: str) -> bool:
+    """Whether an experiment with these tags is the family's; those of earlier versions have its description alone."""
+    return tags.get(TAG_FAMILY) == family or tags.get("mlflow.note.content") == of_family(family)
+
+
+def foreign_experiment(family: str) -> DataError:
+    """The error for an experiment of somebody else, in which runs and artifacts of the family would lie."""
+    return DataError(
+        f"family {family}",
+        "an experiment in MLflow has its name, and was not made for it (it may be among the deleted ones)",
+        "Take a family of another name, or rename the experiment; if the family's runs are to lie in it, set its tag "
+        f"`{TAG_FAMILY}` to {family}",
+    )

@@ -457,7 +457,15 @@ class FolderStore:
         path = self.root / key
         if ".." in Path(key).parts or Path(key).is_absolute():
             raise DropforgeError(f"key {key!r}", "it leaves the store's folder", "Use a relative key without `..`")
+        self._check_inside(path if path == self.root else path.parent)
         return path
+
+    def _check_inside(self, path: Path) -> None:
+        """:raises DataError: if a path is a link out of the folder, or goes through one."""
+        root, real = os.path.realpath(self.root), os.path.realpath(path)
+        if real != root and not real.startswith(f"{root.rstrip('/')}/"):
+            kind = "file" if path.is_file() else "folder"
+            raise DataError(f"{kind} {str(path)!r}", f"it is a link out of {self.root}", f"Put the {kind} itself there")
 
     def get(self, key: str) -> bytes:
         with self.open(key) as stream:
@@ -497,6 +505,8 @@ class FolderStore:
 
     def stat(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
+        if path.is_symlink():
+            self._check_inside(path)
         return _info(key, path) if path.is_file() else None
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -515,6 +525,7 @@ class FolderStore:
 
     def _keys(self, prefix: str) -> tuple[str, ...]:
         base = self._path(prefix.rpartition("/")[0])
+        self._check_inside(base)
         keys = (
             path.relative_to(self.root).as_posix()
             for path in base.rglob("*")
@@ -539,9 +550,8 @@ class FolderStore:
         path = self._path(key)
         if not path.is_file():
             raise MissingObjectError(f"{self.uri}/{key}")
-        if path.is_symlink() and not path.resolve().is_relative_to(self.root.resolve()):
-            mend = "Put the file itself in its place"
-            raise DataError(f"file {str(path)!r}", f"it is a link out of {self.root}", mend)
+        if path.is_symlink():
+            self._check_inside(path)
         if etag and _etag(path) != etag:
             raise _changed(f"{self.uri}/{key}")
         return path.open("rb")

@@ -26,7 +26,7 @@ from dropforge.settings import without_login
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import LoggedModel, Run
+    from mlflow.entities import Experiment, LoggedModel, Run
     from mlflow.entities.model_registry import ModelVersion
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -584,23 +584,41 @@ def search(
 
 
 def experiment_of(mlflow: MlflowClient, family: str) -> str:
-    """The family's experiment, made if there is none."""
+    """The family's experiment, made if there is none. :raises DataError: if one of somebody else has its name."""
     from mlflow.exceptions import MlflowException
 
     experiment = mlflow.get_experiment_by_name(family)
     if experiment is not None:
+        _own(mlflow, experiment, family)
         if experiment.lifecycle_stage != "active":
             mlflow.restore_experiment(experiment.experiment_id)
         return str(experiment.experiment_id)
     try:
         # Without the kind MLflow opens the experiment as one of traces and prompts, and hides the runs.
-        tags = {"mlflow.experimentKind": "custom_model_development", TAG_NOTE: descriptions.of_family(family)}
+        tags = {
+            "mlflow.experimentKind": "custom_model_development",
+            TAG_NOTE: descriptions.of_family(family),
+            registered_name.TAG_FAMILY: family,
+        }
         return str(mlflow.create_experiment(family, tags=tags))
     except MlflowException:  # another run of the family was first
         experiment = mlflow.get_experiment_by_name(family)
         if experiment is None:
             raise
         return str(experiment.experiment_id)
+
+
+def _own(mlflow: MlflowClient, experiment: Experiment, family: str) -> None:
+    """Mark an experiment of an earlier version as the family's. :raises DataError: if it is somebody else's."""
+    from mlflow.entities import ViewType
+
+    if registered_name.is_marked(experiment.tags, family):
+        return
+    asked = [experiment.experiment_id], registered_name.HAS_RUN, ViewType.ALL, 1
+    if not mlflow.search_runs(*asked):
+        raise registered_name.foreign_experiment(family)
+    if experiment.lifecycle_stage == "active":
+        mlflow.set_experiment_tag(experiment.experiment_id, registered_name.TAG_FAMILY, family)
 
 
 def _version(mlflow: MlflowClient, spec: RunSpec, report: Mapping[str, Any]) -> ModelVersion:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from curation.identity import BEGINNING, LONG
 from curation.page import first_of
 from curation.phrases import told
 from curation.spellings import mixed_truths
@@ -28,7 +29,7 @@ def alarms(statistics: Statistics, classes: bool = False, settled: bool = False,
     of_versions = [] if classes or settled else list(_of_versions(statistics))
     of_versions = first_of(of_versions, TOLD, "pairs of files that answer the same questions otherwise")
     of_versions += first_of(list(_of_layouts(statistics)), TOLD, "files with such copies")
-    of_sides = _of_sides(statistics, asked)
+    of_sides = [*_of_sides(statistics, asked), *_of_both(statistics, classes)]
     return [*_of_sources(statistics), *_of_spellings(statistics), *of_labels, *of_versions, *of_sides, *phrases]
 
 
@@ -117,6 +118,22 @@ def _of_sides(statistics: Statistics, asked: int) -> Iterator[str]:
         )
 
 
+def _of_both(statistics: Statistics, classes: bool) -> Iterator[str]:
+    """Lines on evaluation rows that are not as new to a model as they look. :param classes: see `alarms`."""
+    held, there = statistics.shared.get("answers", (0, 0))
+    if not classes and held >= ALARM_ROWS and held * _ALSO >= there:
+        yield (
+            f"evaluation: {held:,} of its {there:,} answers of {LONG} words or more are learned in training rows too, "
+            "behind other questions, as where a FAQ asks for one thing in several ways; give such rows one `group`"
+        )
+    held, there = statistics.shared.get("beginnings", (0, 0))
+    if held >= _GROWN and held * _ALSO >= there:
+        yield (
+            f"evaluation: {held:,} of its {there:,} beginnings of texts ({BEGINNING} characters) stand in training "
+            "rows too, as where a text grows from row to row; give the rows of one text one `group`"
+        )
+
+
 def _of_classes(statistics: Statistics, settled: bool) -> Iterator[str]:
     """Lines on labels that are learned. :param settled: see `alarms`."""
     kept = sum(statistics.shapes.values())
@@ -166,6 +183,9 @@ _PHRASES: Final = 3
 _CONTESTED: Final = 20
 #: Rows from which on chance alone hardly makes one in so many an evaluation row where half as many are asked for.
 _SPLIT: Final = 50
+#: One of so many answers or beginnings is more than chance, and so many beginnings are no licence above many texts.
+_ALSO: Final = 20
+_GROWN: Final = 3
 _PART: Final = 5
 #: Rows of a class, on average, with fewer of which nothing can be learned of it.
 _OF_A_CLASS: Final = 2

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curation.canonical import LONGEST_NAME, canonical
+from curation.canonical import EMPTY_SYSTEM, LONGEST_NAME, canonical
 from curation.identity import fold, names, rank, salt_bytes, unit
 from curation.reasons import Reason, RejectError
 from curation.tokens import invisible, neutralise
@@ -168,6 +168,10 @@ def test_text_label_source_group() -> None:
     assert canonical({"text": "x", "label": ["b", 1]}).label == '["b", 1]'
 
 
+#: What editors and chat programs write for an empty paragraph or message, and Python takes for no white space.
+UNSEEN = ("\u200b", "\ufeff", "\u2060", "\u00ad", "\u200c", "\u200e", "\u3164", "\u2800")
+
+
 def talk(*messages: tuple[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": content} for role, content in messages]}
 
@@ -179,6 +183,9 @@ def talk(*messages: tuple[str, Any]) -> dict[str, Any]:
         ({"body": "x"}, Reason.NO_CONTENT),
         ({"text": None}, Reason.NO_CONTENT),
         ({"text": "  \n"}, Reason.EMPTY),
+        *(({"text": f" {unseen}\n{unseen}"}, Reason.EMPTY) for unseen in UNSEEN),
+        *((talk(("user", "q"), ("assistant", unseen)), Reason.NO_ANSWER) for unseen in UNSEEN),
+        *((talk(("user", unseen), ("assistant", "a")), Reason.EMPTY) for unseen in UNSEEN),
         ({"text": 7}, Reason.BAD_FIELD),
         ({"text": ["a"]}, Reason.BAD_FIELD),
         ({"text": "a\0b"}, Reason.NUL),
@@ -358,3 +365,13 @@ def test_a_prompt_that_ends_with_the_beginning_of_its_answer_is_told() -> None:
     flagged = [begun[0], {**begun[1], "train": False}]
     assert canonical({"prompt": flagged, "completion": " the key."}).unknown == ()
     assert canonical({"prompt": begun[:1], "completion": " the key."}).unknown == ()
+
+
+@pytest.mark.parametrize("unseen", UNSEEN)
+def test_what_shows_nothing_is_no_label_and_no_system_message_and_is_kept_within_texts(unseen: str) -> None:
+    with pytest.raises(RejectError, match="no `label`"):
+        canonical({"text": "a", "label": unseen}, labels=True)
+    row = canonical(talk(("system", unseen), ("user", "q"), ("assistant", f"a{unseen}b")))
+    assert (row.roles, row.contents) == (("user", "assistant"), ("q", f"a{unseen}b"))
+    assert EMPTY_SYSTEM in row.unknown
+    assert canonical({"text": f"{unseen}\u0915"}).text == f"{unseen}\u0915"

@@ -321,3 +321,32 @@ def crossing(store: FolderStore, manifest: Manifest) -> tuple[int, str]:
     found = re.match(r"(\d+) answers of 8 words or more are learned and stand in evaluation rows (.*) too,", line)
     assert found, line
     return int(found[1]), found[2]
+
+
+@pytest.mark.parametrize("scope", ["drop", "family"])
+def test_answers_to_other_questions_and_texts_that_grow_are_told_on_both_sides(
+    make: Make, rows: Rows, store: FolderStore, scope: str
+) -> None:
+    def told(name: str, *requests: dict[str, Any]) -> list[str]:
+        made = make(lines([*requests]), name, scope=scope, data=EVAL)
+        found = json.loads(store.get(made.files["card_json"]))["warnings"]
+        return [line.partition(", as where")[0] for line in found if line.startswith("evaluation: ") and "too," in line]
+
+    words = "Hold the red key of unit {0} for about ten seconds and then let it go"
+    ways = ("How do I reset unit {0}?", "Unit {0} hangs, what now?", "Is there a way to restart unit {0}?")
+    faq = [{"prompt": way.format(n), "completion": words.format(n)} for n in range(100) for way in ways]
+    one = told("d1", *faq[: 200 if scope == "family" else 300])
+    # Over drops of a family too: what is counted is of the new drop's rows.
+    [line] = told("d2", *faq[200:]) if scope == "family" else one
+    found = re.fullmatch(
+        r"evaluation: (\d+) of its (\d+) answers of 8 words or more are learned in training rows too, behind other "
+        r"questions",
+        line,
+    )
+    assert found, line
+    assert 10 <= int(found[1]) <= int(found[2]) <= 100
+    calls = [f"Call {n}. " + " ".join(f"They say {part} of {n}." for part in range(60)) for n in range(60)]
+    grown = [{"text": call[:end]} for call in calls for end in (500, 900)]
+    [line] = [line for line in told("g1", *grown) if "beginnings" in line]
+    assert re.match(r"evaluation: \d+ of its \d+ beginnings of texts \(300 characters\) stand in training rows", line)
+    assert told("g2", *({"text": call.replace("Call", "Talk")} for call in calls)) == []

@@ -262,6 +262,7 @@ def test_a_drop_of_which_no_row_can_be_used_says_why_and_where(
         ({"inputs": {"q": "a"}, "outputs": {"a": "b"}}, "as of LangSmith"),
         ({"schema": {"type": "struct"}, "payload": {"prompt": "a", "completion": "b"}}, "schemas.enable=false"),
         ({"schema": None, "payload": {"prompt": "a", "completion": "b"}}, "schemas.enable=false"),
+        ({"sessionId": "s", "type": "user", "message": {"role": "user", "content": "a"}}, "line of a session's log"),
         ({"type": "response_item", "payload": {"type": "message", "role": "user"}}, "line of a session's log"),
         ({"_airbyte_ab_id": "1", "_airbyte_data": {"prompt": "a", "completion": "b"}}, "record of Airbyte"),
         ({"_index": "a", "_id": "1", "_source": {"prompt": "a", "completion": "b"}}, "document of Elasticsearch"),

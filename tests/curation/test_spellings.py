@@ -305,7 +305,11 @@ def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_sc
         ["mailto:ann@x.org", "Ann@x.org"],
         ["a%20b", "a b"],
         ["M\u00c3\u00bcll", "M\u00fcll"],  # UTF-8 that was read as Latin-1
-        ["5 stars", "5", "5-star"],
+        ["5 stars", "5", "5-star", "\u2605\u2605\u2605\u2605\u2605"],
+        ["3", "\u2605\u2605\u2605\u2606\u2606", "\u2b50\ufe0f\u2b50\u2b50", "3rd"],
+        ["4/5", "4 of 5", "4 out of 5", "4 / 5"],
+        ["2026-01-05", "2026/1/5", "05.01.2026", "5 January 2026", "Jan. 5th, 2026", "5-Jan-2026"],
+        ["2026-01-25", "25/01/2026"],
         ["1", "1 - low"],
         ["1", "1. low"],
         ["low", "1: low"],
@@ -330,6 +334,7 @@ def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_sc
         "&",
         "&&",
     ]
+    others += ["05/01/2026", "2026-01-05", "2026-05-01", "first", "1st of may", "may", "3/5", "3/4"]
     others += ["1.5", "0", "1:30", "1 day", "spam", "spam - it sells", "2 = b"]
     others += ["A*", "C#", "A. Smith", "B. Smith", "1. League", "2. League", "net", ".net", "1, 2", "9:30", "930", "5!"]
     others += [

@@ -17,7 +17,7 @@ from dropforge import tracking
 from dropforge.errors import DataError, DropforgeError
 from dropforge.promotion import Policy, Verdict, decide
 from dropforge.recipes.load import load_recipe
-from dropforge.registered_name import check_name
+from dropforge.registered_name import check_name, check_names
 from dropforge.rest import Rest
 from dropforge.run import RunSpec, Start
 from tests.markdown import narrow
@@ -389,6 +389,35 @@ def test_what_somebody_else_has_registered_under_a_familys_name_is_left_alone(
         assert (
             tracking.register(server, mine, REPORT, verdict(True), alias="champion", compared_with=None).version == "1"
         )
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_an_experiment_of_somebody_else_is_neither_used_nor_restored(server: str, spec: RunSpec, deleted: bool) -> None:
+    mlflow = tracking.client(server)
+    made = mlflow.create_experiment(spec.family, tags={"owner": "anna"})
+    run = mlflow.create_run(made).info.run_id
+    if deleted:
+        mlflow.delete_experiment(made)
+    for ask in (lambda: opened(server, spec), lambda: check_names(server, spec.family)):
+        with pytest.raises(DataError, match=f"family {spec.family}: an experiment in MLflow has its name"):
+            ask()
+    assert mlflow.get_experiment(made).lifecycle_stage == ("deleted" if deleted else "active")
+    if deleted:
+        mlflow.restore_experiment(made)
+    mlflow.set_experiment_tag(made, "dropforge.family", spec.family)  # who owns it gives it to the family
+    check_names(server, spec.family)
+    mine = opened(server, spec)
+    assert mine.tracking is not None
+    assert mlflow.get_run(mine.tracking.run_id).info.experiment_id == mlflow.get_run(run).info.experiment_id
+
+
+def test_an_experiment_of_an_earlier_version_is_known_by_its_runs_and_marked(server: str, spec: RunSpec) -> None:
+    mlflow = tracking.client(server)
+    made = mlflow.create_experiment(spec.family)
+    mlflow.create_run(made, tags={"dropforge.run": "before"})
+    check_names(server, spec.family)
+    opened(server, spec)
+    assert mlflow.get_experiment(made).tags["dropforge.family"] == spec.family
 
 
 def test_a_free_name_and_ones_own_are_a_familys(server: str, spec: RunSpec) -> None:

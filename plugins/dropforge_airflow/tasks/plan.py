@@ -29,7 +29,7 @@ from dropforge.readable import check_reads
 from dropforge.recipe import Recipe
 from dropforge.recipes.load import build_recipe, merge, preset_values, resolve
 from dropforge.recipes.self_service_rules import at_path
-from dropforge.registered_name import check_name
+from dropforge.registered_name import check_names
 from dropforge.run_limits import RunLimits
 from dropforge.settings import from_env
 from dropforge.sources import check_uploaded, pin
@@ -97,7 +97,7 @@ def plan(
             partition_key=partition_key,
             owner=run_id,
             find_champion=partial(tracking.champion, settings.tracking_uri),
-            check_name=partial(check_name, settings.tracking_uri),
+            check_name=partial(check_names, settings.tracking_uri),
             installation=Installation.here(Path(families)),
         )
 
@@ -118,7 +118,7 @@ def make_plan(
     :param partition_key: of the drop's event; None for runs that were started by hand.
     :param owner: the run's id in Airflow; asking twice gives the same plan.
     :param find_champion: looks the family's champion up.
-    :param check_name: refuses a family whose name is somebody else's in MLflow's registry.
+    :param check_name: refuses a family whose name is somebody else's in MLflow.
     :raises AirflowSkipException: if another run has the drop.
     :raises DropforgeError: for a drop that is not there and a recipe that cannot work.
     """

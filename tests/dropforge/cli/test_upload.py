@@ -180,3 +180,32 @@ def test_a_drop_in_a_folder_for_a_bucket_gives_no_file_that_is_a_link_out_of_it(
     (drop / "link.jsonl").unlink()
     (drop / "link.jsonl").symlink_to("a.jsonl")
     assert store.get("drops/fam/d1/link.jsonl")
+
+
+def test_a_folder_that_is_a_link_out_of_the_one_for_a_bucket_is_neither_read_nor_written(tmp_path: Path) -> None:
+    outside, root = tmp_path / "outside", tmp_path / "store"
+    (outside / "sub").mkdir(parents=True)
+    (outside / "a.jsonl").write_text('{"text": "not for this drop"}\n')
+    (root / "drops/fam").mkdir(parents=True)
+    (root / "drops/fam/d1").symlink_to(outside)
+    (root / "drops/fam/d2").mkdir()
+    (root / "drops/fam/d2/part").symlink_to(outside)
+    store, key = FolderStore(root), "drops/fam/d1/a.jsonl"
+    for ask in (
+        lambda: store.get(key),
+        lambda: store.stat(key),
+        lambda: store.put(key, b"x"),
+        lambda: store.put_if_absent("drops/fam/d1/new", b"x"),
+        lambda: store.delete(key),
+        lambda: store.delete_all("drops/fam/d1/"),
+        lambda: store.sizes("drops/fam/d1/"),
+        lambda: read_drop(store, "fam", "d1"),
+        lambda: store.get("drops/fam/d2/part/a.jsonl"),
+    ):
+        with pytest.raises(DataError, match=r"folder .*it is a link out of .*store\. Put the folder itself there"):
+            ask()
+    assert store.sizes() == {}
+    assert sorted(path.name for path in outside.iterdir()) == ["a.jsonl", "sub"]
+    (tmp_path / "other").symlink_to(root)  # the folder itself may be one
+    FolderStore(tmp_path / "other").put("drops/fam/d3/a.jsonl", b"x")
+    assert store.sizes() == {"drops/fam/d3/a.jsonl": 1}
