@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from curation.reasons import Reason
 from curation.records import HEAD, Fault, Record
 from curation.streams import Limits, TornError
 
+_BEGIN: Final = b"\xff\xff\xff\xff"
 _END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 
 
@@ -36,12 +38,22 @@ def read_arrow(path: Path, wanted: Container[str], max_row_bytes: int, limits: L
             yield Fault(0, Reason.BAD_ARROW, double, b"")
             return
         options = pa.ipc.IpcReadOptions(included_fields=columns, use_threads=False)
-        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file, options=options) as stream:
+        with pa.OSFile(str(path)) as file, contextlib.ExitStack() as opened:
+            stream = opened.enter_context(pa.ipc.open_stream(file, options=options))
             while True:
                 with bounded(max_row_bytes):
                     batch = next(stream, None)
                     if batch is None:
-                        break
+                        if not _more(file, size):
+                            break
+                        # Another stream behind it, as `cat` joins files, and programs that write on in one do.
+                        stream = opened.enter_context(pa.ipc.open_stream(file, options=options))
+                        if not stream.schema.equals(_some(schema, columns)):
+                            yield Fault(
+                                row, Reason.BAD_ARROW, "another stream with other columns stands behind it", b""
+                            )
+                            return
+                        continue
                     # Arrow trusts what it reads: offsets beyond the end of a buffer are found here, or never. Even
                     # `nbytes` follows them; the bound holds for what the batch takes already.
                     batch.validate(full=True)
@@ -71,6 +83,18 @@ def read_arrow(path: Path, wanted: Container[str], max_row_bytes: int, limits: L
         cause = " ".join(str(error).split())[:120] or type(error).__name__
         with path.open("rb") as start:
             yield Fault(row, Reason.BAD_ARROW, cause, start.read(HEAD) if not row else b"")
+
+
+def _more(file: pa.OSFile, size: int) -> bool:
+    """Whether another stream begins behind the one that has ended; zeros and the like are no stream."""
+    place = file.tell()
+    begins = bool(place < size and file.read(len(_BEGIN)) == _BEGIN)
+    file.seek(place)
+    return begins and bool(size - place > len(_END))
+
+
+def _some(schema: pa.Schema, columns: list[int]) -> pa.Schema:
+    return pa.schema([schema.field(at) for at in columns])
 
 
 def _schema(path: Path) -> pa.Schema:

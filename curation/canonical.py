@@ -55,7 +55,9 @@ SYSTEM: Final = ("system", "system_prompt")
 #: How a system message without a word is counted: it is left out, and a template may have a default one in its place.
 EMPTY_SYSTEM: Final = "messages.system (empty)"
 #: What is told as keys are, and is none that a recipe may refuse.
-NO_KEYS: Final = frozenset({EMPTY_SYSTEM, f"messages.{turns.RENUMBERED}", f"messages.{turns.REORDERED}"})
+NO_KEYS: Final = frozenset(
+    {EMPTY_SYSTEM, f"messages.{turns.RENUMBERED}", f"messages.{turns.REORDERED}", f"messages.{turns.UNPAIRED}"}
+)
 #: Characters of a label, source or group: they are joined and counted by it in memory, however long the row may be.
 LONGEST_NAME: Final = 1 << 16
 GROUPS: Final = ("group", "group_id", "conversation_id")
@@ -160,9 +162,7 @@ def _canonical(
                 messages, used = _messages(fields, text_column, nulls)
                 text = fields.get(text_column) if messages is None else None
         if messages is None and text is None:
-            known = given.keys() if any(value is not None for value in given.values()) else ()
-            detail = f"fields: {', '.join(map(str, known))}"[:200] if known else "no field has a value"
-            raise RejectError(Reason.NO_CONTENT, shapes.rows_within(given) or detail)
+            raise RejectError(Reason.NO_CONTENT, shapes.rows_within(given) or _listed(given))
         odd = len(given) > len(used)
         read = _expected(used, messages is not None)
         read = frozenset(spelled.get(name, name) for name in read) if spelled else read
@@ -190,7 +190,9 @@ def _canonical(
     if labels and label is None:
         given_label = fields.get("label")
         missing = given_label in (None, [], [None], [""]) or (isinstance(given_label, str) and blank(given_label))
-        raise RejectError(Reason.NO_LABEL, "no `label`" if missing else "`label` is NaN, which is no value")
+        raise RejectError(
+            Reason.NO_LABEL, f"no `label`; {_listed(given)}" if missing else "`label` is NaN, which is no value"
+        )
     if messages is None:
         if not isinstance(text, str) and not isinstance(text := shapes.texts(text), str):
             raise RejectError(Reason.BAD_FIELD, shapes.column(text, text_column) or f"`{text_column}` is {_kind(text)}")
@@ -243,7 +245,7 @@ def _with(
         return cleaned
 
     names = {name for _, _, one in messages if one for name in one.unknown}
-    unknown = sorted(f"messages.{name}" for name in names | ({turns.REORDERED} if turns.reordered(besides) else set()))
+    unknown = sorted(f"messages.{name}" for name in names | turns.misplaced(row.roles, besides))
     row = row._replace(unknown=(*row.unknown, *unknown))
     if tools is None and not any(map(turns.tells, besides)):
         return row
@@ -371,6 +373,12 @@ def _unused(given: Mapping[str, Any], read: Container[str], text_column: str) ->
         if ((folded := name.strip().lower()) in FIELDS or folded == text) and value not in _NOTHING:
             found += (name,)
     return found
+
+
+def _listed(given: Mapping[str, Any]) -> str:
+    """What a row has, for whoever looks for something else."""
+    known = given.keys() if any(value is not None for value in given.values()) else ()
+    return f"fields: {', '.join(map(str, known))}"[:200] if known else "no field has a value"
 
 
 def _is_empty(name: str, value: Any) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
+from curation.canonical import PAIRS
 from curation.dialect import (
     Quotes,
     has_escaped_quotes,
@@ -201,6 +202,11 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
                 yield from unclosed.end()
                 yield Fault(position, Reason.BAD_HEADER, "the names of columns come again in another order", head)
                 return
+        if cells and cells[0] in _ASKED and _names_others(cells) and _fits(header, cells):
+            yield from unclosed.end()
+            cause = "the names of other columns: another table begins, as where files are joined"
+            yield Fault(position, Reason.BAD_HEADER, cause, head)
+            return
         if len(taken) > 1:
             seen["spread"] += 1
             ended = any(line.data.endswith(b"\\") for line in taken[:-1])
@@ -235,6 +241,16 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
         else:
             yield record
     yield from unclosed.end()
+
+
+#: With what a line of other names begins, and the pairs of which it has both.
+_TABLES: Final = (*PAIRS, ("text", "label"))
+_ASKED: Final = frozenset(name for first, _ in _TABLES for name in (first, first.capitalize(), first.upper()))
+
+
+def _names_others(cells: Sequence[str]) -> bool:
+    there = {cell.strip().lower() for cell in cells}
+    return any(there.issuperset(pair) for pair in _TABLES)
 
 
 _BREAK: Final = (

@@ -5,6 +5,7 @@ All are blake2b over bytes that do not depend on the machine, its locale or the 
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
@@ -26,7 +27,7 @@ RANK_BYTES: Final = 46
 
 
 def fold(text: str) -> str:
-    """The form in which two texts count as the same: NFC, every run of white space one space.
+    """The form in which two texts count as the same: NFC, every run of white space one space, nothing that is not seen.
 
     Only keys are made of it; the text that is trained on stays as it was written.
     """
@@ -40,8 +41,12 @@ def _folded(text: str) -> tuple[str, int]:
     line = text.replace("\n", " ")
     if line.isprintable() and "  " not in line and line[:1] != " " and line[-1:] != " ":
         return line, line.count(" ") + (line != "")
-    words = text.split()
+    words = (text if text.isascii() else _UNSEEN.sub("", text)).split()
     return " ".join(words), len(words)
+
+
+#: What shows nothing, joins nothing and says nothing, as soft hyphens and marks of byte order within texts.
+_UNSEEN: Final = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 
 
 def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list[Answer], bytes | None]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 
-from curation.page import first_of
+from curation.page import first_of, visible
 from curation.reasons import Filtered
 from curation.stored_rows import stored_rows
 from curation.task import Rules
@@ -254,12 +254,13 @@ def emptied(before: Step | None, ends: Mapping[str, int]) -> list[str]:
 def told_anew(store: Store, before: Sequence[Step], after: Sequence[Step]) -> list[str]:
     """What cards of drops that were curated again tell, and those of before did not."""
     now = {step.drop: step for step in after}
-    lines = []
+    lines: list[str] = []
     for old in before:
         if (new := now.get(old.drop)) is not None and new.files["card_json"] != old.files["card_json"]:
             known = set(_warnings(store, old))
             more = [line for line in _warnings(store, new) if line not in known]
-            lines += [f"drop {old.name}: {line}" for line in first_of(more, _OF_A_DROP, "lines on its card")]
+            told = [f"drop {old.name}: {line}" for line in first_of(more, _OF_A_DROP, "lines on its card")]
+            lines += map(visible, told)  # sources and labels of strangers, which go to the log
     return first_of(lines, _OF_DROPS, "such lines on the cards of its drops")
 
 

@@ -362,11 +362,12 @@ def nothing(
     counts: Mapping[str, int],
     why: Sequence[Cause] = (),
     passed: Mapping[str, str] = MappingProxyType({}),
+    lacking: Sequence[str] = (),
 ) -> NoUsableRowError:
     """No row could be used: say which files, how many rows each step left and why, and what to do.
 
     :param counts: rows by the reason for which they went: all of them. :param why: rows could not be read.
-    :param passed: files that were not read, each with the reason.
+    :param passed: files that were not read, each with the reason. :param lacking: see `nowhere`.
     """
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     thing = f"drop {drop.family}/{drop.drop} ({shown or 'no files'})"
@@ -380,7 +381,7 @@ def nothing(
     total = sum(counts.values())
     aside = "copies aside, " if _COPIES & counts.keys() else ""  # these went for the sake of another row
     cause = f"none of {total:,} rows can be used; {aside}most often the reason is {worst} ({counted(rows, 'row')})"
-    details = "".join(f". {one.text()}" for one in why)
+    details = "".join(f". {one}" for one in (*(one.text() for one in why), *lacking))
     if worst == Reason.NO_LABEL and (folders := labels(names, 1)):
         details += f". Are the names of the folders the labels ({', '.join(first_of(folders, _FILES, 'folders'))})?"
     return NoUsableRowError(thing, f"{cause}{details}. Step by step: {', '.join(funnel(counts))}", mend(worst))

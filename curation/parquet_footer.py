@@ -7,9 +7,11 @@ recursion; it is in Thrift's compact protocol (https://github.com/apache/thrift/
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +25,8 @@ UNREADABLE: Final = (pa.ArrowException, ArithmeticError, LookupError, OSError, R
 _UNSEEN: Final = 4_000
 _LONGEST: Final = 64 << 20  # bytes of a footer whose levels are counted
 _TAIL: Final = 8  # length and mark
+_MARK: Final = b"PAR1"  # at both ends of a file
+_PIECE: Final = 1 << 20
 _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _MAP, _STRUCT = 3, (4, 5, 6), 7, 8, (9, 10), 11, 12
 _BOOLEANS: Final = (1, 2)  # a field's value is its type
 _I32, _LIST = 5, 9
@@ -47,7 +51,48 @@ def open_parquet(path: Path, **options: Any) -> pq.ParquetFile:
     if _deeper(file.schema_arrow.types):
         file.close()
         raise _too_deep()
+    if _is_joined(path, file.metadata):
+        file.close()
+        raise pa.ArrowInvalid("several files stand in it one behind the other, and only the last one's rows are listed")
     return file
+
+
+def _is_joined(path: Path, metadata: pq.FileMetaData) -> bool:
+    """Whether one file stands behind another, as `cat` joins them: its footer has the places of its own pages."""
+    begin = len(_MARK)
+    if metadata.num_row_groups:
+        last = metadata.row_group(metadata.num_row_groups - 1)
+        begin = max((_end(last.column(at)) for at in range(last.num_columns)), default=begin)
+    end = path.stat().st_size - _TAIL - metadata.serialized_size
+    both = _MARK + _MARK
+    with path.open("rb") as stream:
+        place = max(0, begin - len(_MARK))
+        while end - place >= len(both):  # pieces overlap, as the marks may lie between two
+            stream.seek(place)
+            piece = stream.read(min(_PIECE, end - place))
+            if any(_ends(stream, place + found.start()) for found in re.finditer(both, piece)):
+                return True
+            place += max(1, len(piece) - len(both) + 1)
+    return False
+
+
+def _ends(stream: BinaryIO, mark: int) -> bool:
+    """Whether a mark at a place ends a file: statistics and bloom filters between pages and footer may hold it too."""
+    stream.seek(max(0, mark - len(_MARK)))
+    length = int.from_bytes(stream.read(4), "little")
+    if not 0 < length <= min(_LONGEST, mark - _TAIL):
+        return False
+    stream.seek(mark - 4 - length)
+    footer = stream.read(length + _TAIL)
+    with suppress(pa.ArrowException, OSError):
+        pq.read_metadata(pa.BufferReader(_MARK + footer))
+        return True
+    return False
+
+
+def _end(column: pq.ColumnChunkMetaData) -> int:
+    """Where a column's bytes end."""
+    return int(column.dictionary_page_offset or column.data_page_offset) + int(column.total_compressed_size)
 
 
 def _too_deep() -> pa.ArrowInvalid:

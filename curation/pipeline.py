@@ -38,6 +38,7 @@ from curation.notes import (
     faults,
     not_as_meant,
     nothing,
+    nowhere,
     of_answers,
     unknown_keys,
     warnings,
@@ -308,7 +309,7 @@ def step(
     # A drop that is forgotten whole makes a version without a row.
     refusal, why = None, causes(work)
     if not work or not (parent or sum(report.records if rules.forgotten else report.rows for _, report in reports)):
-        refusal = nothing(drop, names, faults(work), why, passed)
+        refusal = nothing(drop, names, faults(work), why, passed, nowhere(reports, rules))
     if not sum(report.records for _, report in reports) and refusal is not None:
         raise refusal  # there is nothing to show
     tell("deduplicate", 0, planned(rules).total(), 0)

@@ -21,7 +21,7 @@ from curation.nesting import check_depth, too_deep, unique
 from curation.parquet import read_parquet
 from curation.reasons import Reason, RejectError
 from curation.records import HEAD, Blank, Fault, Fields, Found, Line, Record, Split
-from curation.shapes import no_object
+from curation.shapes import holds_rows, no_object
 from curation.streams import DEFAULT_LIMITS, STEP, Limits, chunks
 from curation.values import torn_value, values
 
@@ -164,7 +164,7 @@ def parse_json(data: bytes) -> Fields:
         raise RejectError(Reason.BAD_JSON, str(error)[:120]) from None
     check_depth(row, data.count(b"{") + data.count(b"["))
     if not isinstance(row, dict):
-        raise RejectError(Reason.NOT_AN_OBJECT, no_object(row))
+        raise RejectError(Reason.MANY_ROWS if holds_rows(row) else Reason.NOT_AN_OBJECT, no_object(row))
     return row
 
 

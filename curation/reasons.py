@@ -15,6 +15,7 @@ class Reason(StrEnum):
     DUPLICATE_FIELD = "duplicate_field"
     TOO_DEEP = "too_deep"
     NOT_AN_OBJECT = "not_an_object"
+    MANY_ROWS = "many_rows"
     BAD_ENCODING = "bad_encoding"
     LONE_SURROGATE = "lone_surrogate"
     NUL = "nul"
@@ -42,9 +43,10 @@ class Reason(StrEnum):
     BAD_TIME = "bad_time"
 
 
-#: One of these stands for a whole file or the rest of one, so for nobody knows how many rows.
+#: One of these stands for a whole file, a part or the rest of one, so for nobody knows how many rows.
 REST: Final = frozenset(
     {
+        Reason.MANY_ROWS,
         Reason.TORN_FILE,
         Reason.BOMB,
         Reason.BAD_FORMAT,
@@ -63,6 +65,7 @@ MENDS: Mapping[Reason, str] = {
     Reason.DUPLICATE_FIELD: "Give each field of a row once",
     Reason.TOO_DEEP: "Flatten the row",
     Reason.NOT_AN_OBJECT: 'Write each row as an object, for example {"text": "..."}',
+    Reason.MANY_ROWS: "Write each row as a line of its own, as `jq -c '.[]'` does with a list",
     Reason.BAD_ENCODING: "Save the file as UTF-8, or say in `data.encoding` what else may be read",
     Reason.LONE_SURROGATE: "Write characters beyond the basic plane as UTF-8 or as whole surrogate pairs",
     Reason.NUL: "Remove the NUL characters",

@@ -304,11 +304,17 @@ def _is_message(value: Any) -> bool:
     )
 
 
+def holds_rows(row: Any) -> bool:
+    """Whether a row of JSON is a list of several: a whole file of them may stand in one line of another."""
+    several = isinstance(row, list) and len(row) > 1 and all(isinstance(item, dict) for item in row)
+    return several and not all(map(_is_message, row))
+
+
 def no_object(row: Any) -> str:
     """What is wrong with a row of JSON that is no object, and what to do about one that holds objects."""
     if isinstance(row, list) and row and all(map(_is_message, row)):
         return "the row is a list of messages: write it as the `messages` of an object"
-    if isinstance(row, list) and row and all(isinstance(item, dict) for item in row):
+    if isinstance(row, list) and (holds_rows(row) or (len(row) == 1 and isinstance(row[0], dict))):
         return f"the row is a list of {len(row):,} objects: if these are the rows, write each as a line of its own"
     return f"the row is a {type(row).__name__}"
 

@@ -324,7 +324,7 @@ def _day(text: str) -> str | None:
         if found[2] == "/" and int(day) <= _MONTHS_OF_YEAR:
             return None  # or the month
     elif (found := _NAMED_MONTH.fullmatch(text)) is not None:
-        year, month, day = found[5], _MONTH[(found[2] or found[3])[:3]], found[1] or found[4]
+        year, month, day = found[5], _NUMBER_OF_MONTH[(found[2] or found[3])[:3]], found[1] or found[4]
     else:
         return None
     return f"{year}-{int(month):02}-{int(day):02}"
@@ -379,7 +379,7 @@ _ORDINAL: Final = re.compile(r"(?<=\d)(?:st|nd|rd|th)\Z")
 _OF: Final = re.compile(r"(?<=\d)\s+(?:out\s+)?of\s+(?=\d)")
 _YEAR_FIRST: Final = re.compile(r"(\d{4})([-/.])(\d\d?)\2(\d\d?)")
 _YEAR_LAST: Final = re.compile(r"(\d\d?)([/.])(\d\d?)\2(\d{4})")
-_MONTH: Final = {
+_NUMBER_OF_MONTH: Final = {
     name: number + 1
     for number, name in enumerate("jan feb mar apr may jun jul aug sep oct nov dec".split())  # noqa: SIM905
 }

@@ -44,6 +44,12 @@ _BEGINS: Final = (
     (re.compile(r"-- (?:MySQL|MariaDB) dump|--\r?\n-- PostgreSQL database dump|PRAGMA foreign_keys=OFF;"
                 r"|INSERT INTO \S{1,100}\s*(?:\([^()]{1,400}\)\s*)?VALUES\b", re.IGNORECASE), "a dump of SQL", _EXPORT),
     (re.compile(r"(?:# ?[\w. ]{1,40}=[^\n]*\n){1,9}1\t|-DOCSTART-"), "words with their tags", _LINES),
+    (re.compile(r'(?:#[^\n]*\n|\s)*msgid "'), "messages of gettext", _EXPORT),
+    (re.compile(r"BEGIN:V(?:CALENDAR|CARD)\r?\n|(?:#[^\n]*\n|version: 1\r?\n|\s)*dn: \w+="),
+     "cards, dates or a directory", _EXPORT),
+    (re.compile(r"(?:%[^\n]*\n|\s)*@[a-z]{2,20}\{[^,\s]{1,80},\s*\n?\s*\w+\s*=", re.IGNORECASE), "BibTeX", _EXPORT),
+    (re.compile(r"(?:[#;][^\n]*\n|\s)*\[[\w. -]{1,60}\][ \t]*\r?\n(?:[#;][^\n]*\n|\s)*[\w.-]{1,60}[ \t]*="),
+     "settings (INI)", _LINES),
     # A template's `<s>` and a model's thoughts are no markup.
     (re.compile(r"<(?!s>|think>)[A-Za-z!][^<>]{0,400}>(?=[\s\S]*</|\s*<)"), "XML or HTML", _TEXT),
 )  # fmt: skip
@@ -92,6 +98,12 @@ def _look(text: str, name: str) -> tuple[str, str] | None:
     for mark in "\t\x01":
         if len({row.count(mark) for row in rows}) == 1 and any(mark in line for line in lines):
             return "looks like a table whose first line names no columns", _TABLE
+    for mark in ";|":
+        counts = {line.count(mark) for line in lines}
+        # A table of Markdown begins its lines with the mark.
+        even = len(lines) >= _SENTENCES and len(counts) == 1 and min(counts) and lines[0][0] != mark
+        if even and not all(map(_SENTENCE.search, lines)):
+            return "looks like a table whose first line names no columns", _TABLE.replace(".tsv", ".csv")
     if all(map(_WITHIN.search, lines)):
         return "has JSON in each line", _ALONE
     if all(map(_TAGGED.fullmatch, lines)):

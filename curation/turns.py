@@ -423,9 +423,11 @@ def _unread(calls: list[dict[str, Any]]) -> dict[str, None]:
 
 
 #: What is told of calls whose arguments are JSON text with numbers that are written otherwise here, as 19.50, and of
-#: results that stand in another order than the calls: templates without ids pair them by their order.
+#: results that stand in another order than the calls, belong to none, or are missing beside others: templates without
+#: ids pair them by their order.
 RENUMBERED: Final = "tool_calls.arguments (numbers as 19.50)"
 REORDERED: Final = "tool_call_id (results not in the order of calls)"
+UNPAIRED: Final = "tool_call_id (results of no call, or too few)"
 #: A number that may be written in two ways.
 _TWO_WAYS: Final = re.compile(r"\d[.eE]")
 
@@ -445,19 +447,41 @@ def _renumbered(given: Any) -> bool:
     return any(repr(float(number)) != number for number in found)
 
 
-def reordered(besides: Sequence[Beside | None]) -> bool:
-    """Whether results of parallel calls stand in another order than the calls. :param besides: of all messages."""
-    calls: list[Any] = []
-    last = -1
-    for told in (one.told if one else {} for one in besides):
-        if _CALLS[0] in told:
-            calls, last = [call.get("id") for call in told[_CALLS[0]]], -1
-        elif (name := told.get("tool_call_id")) in calls and name is not None:
-            place = calls.index(name)
-            if place < last:
-                return True
-            last = place
-    return False
+def misplaced(roles: Sequence[str], besides: Sequence[Beside | None]) -> set[str]:
+    """What is told of results that are not those of the calls before them, one for each and in their order.
+
+    :param roles: and :param besides: of all messages.
+    """
+    found: set[str] = set()
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for role, told in zip([*roles, ""], [*(one.told if one else {} for one in besides), {}], strict=True):
+        if role == "tool":
+            results.append(told)
+            continue
+        if results and calls:
+            found |= _misplaced(calls, results)
+        calls, results = told.get(_CALLS[0], []), []
+    return found
+
+
+def _misplaced(calls: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]) -> set[str]:
+    """:param calls: of an answer. :param results: behind it, by ids, or by names of functions."""
+    found = {UNPAIRED} if len(results) != len(calls) else set()
+    ids = [call.get("id") for call in calls]
+    names = [call["function"]["name"] for call in calls]
+    if len(set(ids)) == len(ids) and None not in ids and all("tool_call_id" in told for told in results):
+        known, given = ids, [told["tool_call_id"] for told in results]
+    elif len(set(names)) == len(names) and all("name" in told for told in results):
+        known, given = names, [told["name"] for told in results]
+    else:
+        return found
+    places = [known.index(one) for one in given if one in known]
+    if len(places) < len(given):
+        found.add(UNPAIRED)
+    if places != sorted(places):
+        found.add(REORDERED)
+    return found
 
 
 #: What holds the arguments of a call, by OpenAI, Llama, LangChain and Anthropic; the first one that is there.

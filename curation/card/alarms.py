@@ -28,7 +28,7 @@ def alarms(statistics: Statistics, classes: bool = False, settled: bool = False,
     of_labels = _of_classes(statistics, settled) if classes else _of_unlearned(statistics)
     of_versions = [] if classes or settled else list(_of_versions(statistics))
     of_versions = first_of(of_versions, TOLD, "pairs of files that answer the same questions otherwise")
-    of_versions += first_of(list(_of_layouts(statistics)), TOLD, "files with such copies")
+    of_versions += _of_layouts(statistics)
     of_sides = [*_of_sides(statistics, asked), *_of_both(statistics, classes)]
     return [*_of_sources(statistics), *_of_spellings(statistics), *of_labels, *of_versions, *of_sides, *phrases]
 
@@ -94,10 +94,12 @@ def _of_versions(statistics: Statistics) -> Iterator[str]:
 
 
 def _of_layouts(statistics: Statistics) -> Iterator[str]:
-    """Lines on copies whose lines are not those of the row that stayed, as where an export lost them."""
-    for file, rows in statistics.relaid:
+    """A line on copies whose lines are not those of the row that stayed, as where an export lost them."""
+    rows = sum(held for _, held in statistics.relaid)
+    if rows:
+        files = ", ".join(first_of([file for file, _ in statistics.relaid], TOLD, "files"))
         yield (
-            f"{file}: {counted(rows, 'row')} went as {'a copy' if rows == 1 else 'copies'}, with other line breaks, "
+            f"{files}: {counted(rows, 'row')} went as {'a copy' if rows == 1 else 'copies'}, with other line breaks, "
             "indentation or blanks than the row that stayed; where these are the better ones, name their source in "
             "`curation.prefer`, which decides within a drop, or keep both with `curation.exact_duplicates: keep`"
         )
@@ -125,6 +127,13 @@ def _of_both(statistics: Statistics, classes: bool) -> Iterator[str]:
         yield (
             f"evaluation: {held:,} of its {there:,} answers of {LONG} words or more are learned in training rows too, "
             "behind other questions, as where a FAQ asks for one thing in several ways; give such rows one `group`"
+        )
+    chats, texts = (statistics.shapes.get(shape, 0) for shape in ("messages", "text"))
+    if not classes and chats and texts:
+        takes = "a user's turn" if chats >= texts else "a text to go on with"
+        yield (
+            f"shapes: {counted(chats, 'conversation')} and {counted(texts, 'plain text')}; what is registered takes a "
+            f"prompt as {takes}, as most rows are"
         )
     held, there = statistics.shared.get("beginnings", (0, 0))
     if held >= _GROWN and held * _ALSO >= there:

@@ -375,3 +375,18 @@ def test_what_shows_nothing_is_no_label_and_no_system_message_and_is_kept_within
     assert (row.roles, row.contents) == (("user", "assistant"), ("q", f"a{unseen}b"))
     assert EMPTY_SYSTEM in row.unknown
     assert canonical({"text": f"{unseen}\u0915"}).text == f"{unseen}\u0915"
+
+
+@pytest.mark.parametrize("unseen", ["\u200b", "\ufeff", "\u00ad", "\u2060", "\u200e", "\u200f"])
+def test_texts_that_differ_in_what_nobody_sees_are_copies(unseen: str) -> None:
+    assert key({"text": f"{unseen}Lamp 3{unseen} is on{unseen}."}) == key({"text": "Lamp 3 is on."})
+    assert fold(f"a{unseen}\u0915") == "a\u0915"
+
+
+def test_joiners_of_letters_make_another_text() -> None:
+    assert fold("\u0915\u200d") != fold("\u0915") != fold("\u0915\u200c")
+
+
+def test_a_row_without_a_label_tells_what_it_has() -> None:
+    with pytest.raises(RejectError, match="no `label`; fields: text, klass"):
+        canonical({"text": "a", "klass": "b"}, labels=True)

@@ -252,6 +252,45 @@ def test_columns_of_one_name_are_refused(tmp_path: Path, kind: str) -> None:
     assert kinds(found(tmp_path, f"a.{kind}", data)) == [f"bad_{kind}"]
 
 
+def stream_of(*texts: str, name: str = "text") -> bytes:
+    table = pa.table({name: pa.array(texts, pa.string())})
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.getvalue()
+
+
+def test_arrow_streams_behind_each_other_are_all_read(tmp_path: Path) -> None:
+    data = stream_of("a", "b") + stream_of() + stream_of("c")
+    assert found(tmp_path, "a.arrow", data) == [(n, {"text": text}) for n, text in enumerate("abc")]
+    assert kinds(found(tmp_path, "a.arrow", data + stream_of("d", name="prompt"))) == ["row"] * 3 + [Reason.BAD_ARROW]
+    assert kinds(found(tmp_path, "a.arrow", data + bytes(64))) == ["row"] * 3 + [Reason.BAD_ARROW]
+    assert kinds(found(tmp_path, "a.arrow", data + stream_of("d")[:-40])) == ["row"] * 3 + [Reason.BAD_ARROW]
+
+
+def test_parquet_files_behind_each_other_are_refused(tmp_path: Path) -> None:
+    one, two = (parquet(pa.table({"text": [f"{sign}{n:03}" for n in range(40)]})) for sign in "ab")
+    empty = parquet(pa.table({"text": pa.array([], pa.string())}))
+    for data in (one + two, one + empty, one + one + two):
+        assert kinds(found(tmp_path, "a.parquet", data)) == [Reason.BAD_PARQUET]
+    marked = pa.table({"text": ["PAR1PAR1" * 50] * 40})
+    data = parquet(marked, compression="none", use_dictionary=False, write_page_index=True)
+    assert kinds(found(tmp_path, "a.parquet", data)) == ["row"] * 40
+
+
+def test_a_list_of_rows_in_a_line_stands_for_many(tmp_path: Path) -> None:
+    data = GOOD + b'\n[{"text": "a"}, {"text": "b"}]\n' + GOOD + b'\n[{"text": "a"}]\n'
+    assert kinds(found(tmp_path, "a.jsonl", data)) == ["row", Reason.MANY_ROWS, "row", Reason.NOT_AN_OBJECT]
+    turn = b'{"role": "user", "content": "a"}'
+    assert kinds(found(tmp_path, "a.jsonl", b"[" + turn + b"," + turn + b"]\n" + GOOD)) == [Reason.NOT_AN_OBJECT, "row"]
+
+
+def test_a_table_that_is_joined_to_one_of_other_columns_is_a_part_that_is_not_read(tmp_path: Path) -> None:
+    rows = b"prompt,completion\na,b\nquestion,answers\nprompt,it is\n"
+    assert kinds(found(tmp_path, "a.csv", rows)) == ["row"] * 3
+    assert kinds(found(tmp_path, "a.csv", rows + b"Question,Answer\nc,d\n")) == ["row"] * 3 + [Reason.BAD_HEADER]
+
+
 def test_torn_parquet(tmp_path: Path) -> None:
     assert kinds(found(tmp_path, "a.parquet", parquet(pa.table({"text": ["a"]}))[:-9])) == [Reason.BAD_PARQUET]
 

@@ -16,7 +16,7 @@ from curation.canonical import EMPTY_SYSTEM, NO_KEYS, canonical
 from curation.gate import check, checks
 from curation.identity import names
 from curation.reasons import Reason, RejectError
-from curation.turns import hidden
+from curation.turns import REORDERED, UNPAIRED, hidden
 from dropforge.dataset import Manifest
 from dropforge.errors import DataError
 from dropforge.recipe import Recipe
@@ -642,20 +642,33 @@ def test_numbers_of_arguments_in_text_that_are_written_anew_are_told(arguments: 
 
 @pytest.mark.parametrize(
     ("order", "told"),
-    [(("c1", "c2", "c3"), False), (("c2", "c1", "c3"), True), (("c1", "c3"), False), (("c3", "x", "c1"), True)],
+    [
+        (("c1", "c2", "c3"), set()),
+        (("c2", "c1", "c3"), {REORDERED}),
+        (("c1", "c3"), {UNPAIRED}),
+        (("c1", "c2", "x"), {UNPAIRED}),
+        (("c3", "x", "c1"), {REORDERED, UNPAIRED}),
+        ((), set()),  # as of a call that is the last thing that is learned
+    ],
 )
-def test_results_in_another_order_than_their_calls_are_told(order: tuple[str, ...], told: bool) -> None:
-    calls = [{"id": name, "function": {"name": "look", "arguments": {"at": name}}} for name in ("c1", "c2", "c3")]
-    results = [{"role": "tool", "tool_call_id": name, "content": f"of {name}"} for name in order]
-    turns_of = [ASK, {"role": "assistant", "content": "", "tool_calls": calls}, *results, ANSWER]
-    again = [ASK, {"role": "assistant", "content": "", "tool_calls": calls[:1]}, results[0], ANSWER]
-    row = canonical(chat(*turns_of, *again))
-    assert ("messages.tool_call_id (results not in the order of calls)" in row.unknown) == told
+@pytest.mark.parametrize("by", ["tool_call_id", "name"])
+def test_results_that_are_not_those_of_their_calls_are_told(order: tuple[str, ...], told: set[str], by: str) -> None:
+    """Templates without ids and names pair results with calls by their order."""
+    ids = by == "tool_call_id"
+    calls = [
+        {**({"id": name} if ids else {}), "function": {"name": "look" if ids else name, "arguments": {"at": name}}}
+        for name in ("c1", "c2", "c3")
+    ]
+    results = [{"role": "tool", by: name, "content": f"of {name}"} for name in order]
+    again = [ASK, {"role": "assistant", "content": "", "tool_calls": calls[:1]}]
+    again += [{"role": "tool", by: "c1", "content": "on"}, ANSWER]
+    row = canonical(chat(ASK, {"role": "assistant", "content": "", "tool_calls": calls}, *results, ANSWER, *again))
+    assert {name.removeprefix("messages.") for name in row.unknown} & {REORDERED, UNPAIRED} == told
 
 
 def test_what_is_told_as_keys_are_and_is_none_is_not_refused(make: Make) -> None:
     calls = [{"id": f"c{n}", "function": {"name": "pay", "arguments": '{"x": 1.50}'}} for n in range(2)]
-    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "done"} for n in (1, 0)]
+    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "done"} for n in (1, 0, 7)]
     rows = [
         chat(
             {**ASK, "content": f"Pay {n}"}, {"role": "assistant", "content": "", "tool_calls": calls}, *results, ANSWER

@@ -12,20 +12,27 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import pandas
 import pytest
+import torch
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from dropforge.errors import DataError
 from dropforge.run import RunSpec
 from trainer.data.rows import Row
-from trainer.data.tokenizer import load_tokenizer
+from trainer.data.tokenizer import load_tokenizer, train_tokenizer
 from trainer.data.user_code import UserCode
-from trainer.model.packaged import Example, example_of, license_of, packaging
+from trainer.model import pyfunc_loader
+from trainer.model.export import as_measured, as_reads, mark_ends
+from trainer.model.packaged import Example, example_of, license_of, packaging, reading
 from trainer.model.pyfunc_loader import folder_digest
 from trainer.prepare import check_saved
 from trainer.rank import run
@@ -36,6 +43,7 @@ from trainer.state.stop import StopSignal
 from .classes import LABELS, classifier_base, labelled_rows
 from .pairs import pair_base
 from .ranks_loop import make_base
+from .test_template import CHATML, TEXTS
 from .toy import REPOSITORY, Toy, sample_rows, write_dataset
 
 CARD = "---\nlicense: apache-2.0\nlanguage: en\n---\n# A base\n"
@@ -306,6 +314,55 @@ def test_a_row_that_cannot_be_read_any_more_is_no_example_and_no_error(toys: dic
     code: Any = SimpleNamespace(rows=fails)
     assert packaging(spec, code, "").example is None
     assert packaging(spec, UserCode(), "").example is not None
+
+
+def test_most_rows_decide_whether_a_prompt_is_a_turn_and_not_the_first_one(toys: dict[str, Toy]) -> None:
+    toys["chats"].run("mixed")
+    spec = RunSpec.from_json(toys["chats"].files("mixed").get("run.json"))
+    for texts in (1, 10_000):  # which of them come first follows from a hash
+        seen = count()
+        code: Any = SimpleNamespace(
+            rows=lambda row, seen=seen, texts=texts: (
+                row._replace(messages=None, text="A text of many words") if next(seen) < texts else row
+            )
+        )
+        made = packaging(spec, code, "")
+        assert made.example is not None
+        assert (made.chat, made.example.chat) == ((True, True) if texts == 1 else (False, False))
+
+
+def test_an_end_that_is_no_special_token_is_no_part_of_an_answer(tmp_path: Path) -> None:
+    """As of a base that was given its turns by `tokenizer.add_tokens`."""
+    from tokenizers import Tokenizer
+
+    written = json.loads(train_tokenizer(TEXTS, 400))
+    for token in written["added_tokens"]:
+        token["special"] &= not token["content"].startswith("<|im_")
+    backend = Tokenizer.from_str(json.dumps(written))
+    tokenizer: Any = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<|pad|>", eos_token="<|eos|>", chat_template=CHATML
+    )
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, eos_token_id=tokenizer.eos_token_id)
+    model = GPT2LMHeadModel(config)
+    with torch.no_grad():  # it says its end and nothing else
+        model.transformer.ln_f.weight.zero_()
+        model.transformer.ln_f.bias.fill_(1.0)
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[end] = 1.0
+    model.generation_config = as_measured(model, as_reads(model, tokenizer))
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    about = reading(tokenizer, "causal-lm", True, model.generation_config.eos_token_id, 8)
+    (tmp_path / "MLmodel").write_text(json.dumps({"metadata": {"dropforge": about}}))
+    assert pyfunc_loader._load_pyfunc(str(tmp_path)).predict(pandas.DataFrame({"prompt": ["on?"]}))["answer"][0] == ""
+    asked = "a<|im_end|>"
+    before = tokenizer(asked)["input_ids"]
+    mark_ends(tokenizer, [end])
+    tokenizer.save_pretrained(tmp_path)
+    plain = AutoTokenizer.from_pretrained(tmp_path)
+    assert plain(asked)["input_ids"] == before
+    assert plain.decode(before, skip_special_tokens=True) == "a"
 
 
 @pytest.mark.parametrize(

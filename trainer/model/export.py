@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -91,6 +91,7 @@ def export_model(
         new_tokens = NEW_TOKENS if packaging is None else packaging.new_tokens
         tokenizer = as_reads(model, tokenizer, None if packaging is None else packaging.length)
         writes = None if is_classifier(model) else as_measured(model, tokenizer, new_tokens)
+        mark_ends(tokenizer, [] if writes is None else writes.eos_token_id)
         if built.whole is not None:
             for adapter in built.whole.peft_config.values():
                 adapter.base_model_name_or_path, adapter.revision = base, revision
@@ -133,6 +134,22 @@ def export_model(
         difference,
         {} if packaging is None else packaging.base,
     )
+
+
+def mark_ends(tokenizer: Any, ends: Sequence[int]) -> None:
+    """Have what ends an answer left out of a decoded text, as evaluation leaves it out: a token that people added to a
+    base for its turns is mostly none of its special ones."""
+    from tokenizers import Tokenizer
+
+    backend = getattr(tokenizer, "_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        return
+    written = json.loads(backend.to_str())
+    shown = [token for token in written["added_tokens"] if token["id"] in ends and not token["special"]]
+    for token in shown:
+        token["special"] = True
+    if shown:
+        tokenizer._tokenizer = Tokenizer.from_str(json.dumps(written))
 
 
 def as_measured(model: Any, tokenizer: Any, new_tokens: int = NEW_TOKENS) -> Any:

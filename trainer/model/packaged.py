@@ -12,6 +12,7 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from trainer.model.transformers4 import make_readable
 
 MLMODEL: Final = "MLmodel"
 _MODULE: Final = "dropforge_pyfunc"
+_LOOKED_AT: Final = 1000  # rows, of which most decide whether a prompt is a user's turn
 NEW_TOKENS: Final = 128  # of an answer, unless the recipe or the caller says otherwise
 _LONGEST: Final = 2000  # characters of the example
 _TEXT: Final = 200  # the same of a text that a model is to continue
@@ -57,7 +59,7 @@ class Packaging:
 
     :param base: `model`, and as far as they are known its `revision`, `digest` and `license`; see `base_facts`.
     :param example: None if there is none to show, or none shall be.
-    :param chat: whether the rows are conversations.
+    :param chat: whether most rows are conversations.
     """
 
     spec: RunSpec
@@ -107,10 +109,13 @@ class Packaging:
 
 def packaging(spec: RunSpec, code: UserCode, base: str) -> Packaging:
     """What is known of a run's model. :param base: folder of its base model on this machine; empty if it has none."""
-    row = _first_row(spec, code)
+    rows = _first_rows(spec, code)
+    chats = [row for row in rows if row.messages is not None]
+    chat = 2 * len(chats) >= len(rows)
+    row = next(iter(chats), None) if chat else next(row for row in rows if row.messages is None)
     shown = (spec.recipe.get("promote") or {}).get("input_example", True)
     example = example_of(row) if row is not None and shown else None
-    return Packaging(spec, base_facts(spec, base), example, row is None or row.messages is not None)
+    return Packaging(spec, base_facts(spec, base), example, chat)
 
 
 def base_facts(spec: RunSpec, folder: str) -> dict[str, str]:
@@ -245,9 +250,9 @@ def _architecture(folder: Path, prefix: bool) -> str:
     return "" if prefix else str(json.loads((folder / "config.json").read_text())["architectures"][0])
 
 
-def _first_row(spec: RunSpec, code: UserCode) -> Row | None:
-    """The first evaluation row, as the model reads it. What cannot be read now shall not cost a trained model."""
+def _first_rows(spec: RunSpec, code: UserCode) -> list[Row]:
+    """The first evaluation rows, as the model reads them. What cannot be read now shall not cost a trained model."""
     try:
-        return next(read_rows(open_store(spec.data_root), load_manifest(spec), "eval", code.rows), None)
+        return list(islice(read_rows(open_store(spec.data_root), load_manifest(spec), "eval", code.rows), _LOOKED_AT))
     except Exception:
-        return None
+        return []

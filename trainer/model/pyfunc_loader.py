@@ -169,7 +169,8 @@ class Writer(Reader):
             eos_token_id=ends or None,
             pad_token_id=self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else (ends or [0])[0],
         )[0]
-        said = found if self.about["task"] == "sequence-to-sequence" else found[len(ids) :]
+        said = (found if self.about["task"] == "sequence-to-sequence" else found[len(ids) :]).tolist()
+        said = said[:-1] if said and said[-1] in ends else said  # it may be no special token
         return {"answer": self.tokenizer.decode(said, skip_special_tokens=True)}
 
 

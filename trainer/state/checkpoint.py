@@ -24,7 +24,7 @@ import torch
 from dropforge import aside
 from dropforge.errors import DropforgeError, RecipeError
 from dropforge.json_objects import MOST_MANIFEST, UNREADABLE, parse_object, read_object, typed
-from dropforge.store import MissingObjectError, Store, out_of_reach
+from dropforge.store import MissingObjectError, Store, TooLargeError, out_of_reach, read_bounded
 from trainer.state.blocks import DTYPES, Block, Staging, join, own_blocks, read_blocks, whole
 from trainer.state.compare import changes, free
 from trainer.state.retention import which_go
@@ -275,10 +275,12 @@ class Checkpoints:
 
     def file(self, seal: Seal, name: str) -> bytes:
         """One file of a checkpoint. :raises DropforgeError: if its bytes are not those that were sealed."""
-        data, facts = self._fetch(_prefix(seal.step) + name), seal.files[name]
-        if len(data) != facts["bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
-            raise DropforgeError(name, "its bytes are not those that were written", "Nothing to do")
-        return data
+        key, facts = _prefix(seal.step) + name, seal.files[name]
+        with suppress(TooLargeError):
+            data = self._try(key, lambda: read_bounded(self.store, key, facts["bytes"]))
+            if len(data) == facts["bytes"] and hashlib.sha256(data).hexdigest() == facts["sha256"]:
+                return data
+        raise DropforgeError(name, "its bytes are not those that were written", "Nothing to do")
 
     def visit(
         self,
@@ -306,16 +308,18 @@ class Checkpoints:
                 entries = ((entry, title) for title, entry in header.items() if title != "__metadata__")
                 for entry, title in sorted(entries, key=lambda item: item[0]["data_offsets"]):
                     begin, end = entry["data_offsets"]
+                    if end > facts["bytes"]:
+                        return False
                     if title not in wanted:
                         source.skip(end - begin)
                         continue
                     kind, shape = DTYPES[entry["dtype"]], entry["shape"]
-                    if end > facts["bytes"] or math.prod(shape) * kind.itemsize != end - begin:
+                    if math.prod(shape) * kind.itemsize != end - begin:
                         return False
                     data = source.read(end - begin)
                     values = torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)
                     take(title, values.view(shape))
-                source.skip()
+                source.finish(facts)
             return source.matches(facts)
 
         try:
@@ -339,7 +343,7 @@ class Checkpoints:
         def go() -> bool:
             with self.store.open(_prefix(seal.step) + name) as stream:
                 source = _Hashed(stream)
-                source.skip()
+                source.finish(facts)
             return source.matches(facts)
 
         facts = seal.files[name]
@@ -362,9 +366,6 @@ class Checkpoints:
         if "__metadata__" not in found:
             raise ValueError(f"{name} is no file of a state")
         return found
-
-    def _fetch(self, key: str) -> bytes:
-        return self._try(key, lambda: self.store.get(key))
 
     def _try(self, key: str, read: Callable[[], T]) -> T:
         last: BaseException | None = None
@@ -460,14 +461,15 @@ class _Hashed:
             self._count(piece)
         return found
 
-    def skip(self, size: int | None = None) -> None:
-        """Pass over `size` bytes, or over all that are left."""
-        while size is None or size > 0:
-            piece = self._stream.read(_PIECE if size is None else min(_PIECE, size))
-            if not piece:
-                return
-            size = None if size is None else size - len(piece)
+    def skip(self, size: int) -> None:
+        """Pass over `size` bytes, or over all that are left if there are fewer."""
+        while size > 0 and (piece := self._stream.read(min(_PIECE, size))):
+            size -= len(piece)
             self._count(piece)
+
+    def finish(self, facts: File) -> None:
+        """Pass over what is left of what was sealed, and one byte beyond it if there are more."""
+        self.skip(facts["bytes"] + 1 - self.count)
 
     def matches(self, facts: File) -> bool:
         """Whether what was read are the bytes that were sealed, all of them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -20,6 +20,7 @@ from trainer.state.checkpoint import MOMENT, PROGRESS, RANDOM, WEIGHT, Checkpoin
 from trainer.state.fast import Fast
 from trainer.state.reader import BlockReader, Copies, SpoiledCopyError, fill
 
+_MOST_RANDOM: Final = 1 << 20  # numbers of a generator's state
 FirstState = Callable[[torch.Tensor], Mapping[str, torch.Tensor]]
 
 
@@ -198,6 +199,9 @@ def _read_part(
     if world == seal.world:
         for name, tensor in reader.tensors.items():
             if name.startswith(own):
+                if tensor.size.numel() > _MOST_RANDOM:
+                    copies.verify()  # a broken header tells of anything
+                    raise ValueError(f"the random state of rank {rank} is none")
                 state[name] = torch.empty(tensor.size, dtype=tensor.properties.dtype)
     generators = _below(state, own)
     if world == seal.world and not generators:
