@@ -323,7 +323,7 @@ def test_most_rows_decide_whether_a_prompt_is_a_turn_and_not_the_first_one(toys:
         seen = count()
         code: Any = SimpleNamespace(
             rows=lambda row, seen=seen, texts=texts: (
-                row._replace(messages=None, text="A text of many words") if next(seen) < texts else row
+                replace(row, messages=None, text="A text of many words") if next(seen) < texts else row
             )
         )
         made = packaging(spec, code, "")
