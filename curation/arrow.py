@@ -49,9 +49,7 @@ def read_arrow(path: Path, wanted: Container[str], max_row_bytes: int, limits: L
                         # Another stream behind it, as `cat` joins files, and programs that write on in one do.
                         stream = opened.enter_context(pa.ipc.open_stream(file, options=options))
                         if not stream.schema.equals(_some(schema, columns)):
-                            yield Fault(
-                                row, Reason.BAD_ARROW, "another stream with other columns stands behind it", b""
-                            )
+                            yield Fault(row, Reason.BAD_ARROW, "another stream with other columns is behind it", b"")
                             return
                         continue
                     # Arrow trusts what it reads: offsets beyond the end of a buffer are found here, or never. Even

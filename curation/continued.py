@@ -133,7 +133,7 @@ from (select a.text, h.side, a.learned, cast(1 as bigint) as several
       from answers a join shades h on a.unit = h.unit where a.text is not null and h.side is not null
       union all
       select r.answer as text, s.side, cast(1 as bigint) as learned,
-             cast(case when r.text is null then 0 else 2 end as bigint) as several
+             cast(case when r.answer < unhex('01') then 2 else 0 end as bigint) as several
       from rows r join sides s on r.key = s.key and r.rank = s.rank where r.answer is not null) t
 group by t.text, t.side
 """

@@ -218,6 +218,10 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
         if cells and (cells[0][:1] == "'" or cells[-1][-1:] == "'"):  # one tells, where all texts are quoted so
             seen["single"] += any(map(stands_in_single_quotes, cells))
         record = _csv_row(header, cells, position, head, ascii=len(taken) == 1 and data.isascii())
+        if not taken[-1].ended:
+            if isinstance(record, Fault) and record.reason == Reason.RAGGED and len(cells) < header.least:
+                record = record._replace(reason=Reason.TORN_FILE, detail="the file ends within a row")
+            seen["unended"] += isinstance(record, Found)
         if len(taken) == 1 and data[-1:] == b"\\" and _goes_on(data):
             if parts := _parts(header, cells, feed.ahead(), partial(_cells, delimiter=delimiter, quoted=quoted)):
                 yield from unclosed.flush()

@@ -130,6 +130,7 @@ SEEN: Final = {
     "names": "lines repeat the names of columns, or are the rule below them, and were left out",
     "further": "lines below the names of columns say more of these, as Qualtrics, SurveyMonkey, Orange and "
     "ClickHouse write them, and were left out",
+    "unended": "row at the end has no line end behind it: if the file was cut off there, upload it again, whole",
     "alike": "line below the names of columns has the same text in each cell, and was read as a row; if it is a second "
     "line of names, as pandas writes them, take it out",
 }

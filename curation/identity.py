@@ -6,6 +6,7 @@ All are blake2b over bytes that do not depend on the machine, its locale or the 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
@@ -49,9 +50,9 @@ def _folded(text: str) -> tuple[str, int]:
 _UNSEEN: Final = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 
 
-def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list[Answer], bytes | None]:
-    """(content key, exact name, words, input, asked, answers, answer): names of 16 bytes each, and how many runs
-    without white space.
+def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list[Answer], bytes | None, int]:
+    """(content key, exact name, words, input, asked, answers, answer, layout): names of 16 bytes each, how many runs
+    without white space, and `_layout`.
 
     The key covers roles, folded text, and what messages say beside it but for ids of calls, in whichever order its keys
     are; the exact name covers all that, label, source, group and extras as they are. The input names what comes before
@@ -60,7 +61,8 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list
     `answer` is that of `_long`; of a text it is that of its first `BEGINNING` characters, if it is longer.
     """
     # Folding removes U+001E and U+001F, so the joined form can be taken apart again and no two rows share it.
-    folded = [_folded(text) for text in (row.contents if row.text is None else (row.text,))]
+    given = row.contents if row.text is None else (row.text,)
+    folded = [_folded(text) for text in given]
     texts = [text for text, _ in folded]
     answers: list[Answer] = []
     answer = None
@@ -91,7 +93,7 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list
             answer = _long(plain[asked], said[asked])
     else:
         key, question, side = _hash(f"t{texts[0]}".encode()), None, None
-        answer = _hash(f"b{texts[0][:BEGINNING]}".encode())[:8] if len(texts[0]) > BEGINNING else None
+        answer = b"\0" + _hash(texts[0][:BEGINNING].encode())[:7] if len(texts[0]) > BEGINNING else None
     parts = (*row.roles, *row.contents, row.text, row.label, row.source, row.group)
     if row.extras is not None or row.beside:
         parts = (*parts, row.extras)
@@ -106,12 +108,14 @@ def names(row: Row) -> tuple[bytes, bytes, int, bytes | None, bytes | None, list
         side,
         answers,
         answer,
+        _layout(given, texts),
     )
 
 
 def _long(turn: str, data: bytes) -> bytes | None:
-    """The name of an answer's text, if it is so long that two have it for one reason alone (8 bytes)."""
-    return _hash(data)[:8] if len(turn) >= _LETTERS or turn.count(" ") + 1 >= LONG else None
+    """The name of an answer's text, if it is so long that two have it for one reason alone (8 bytes, of which the first
+    tells it from the beginning of a text)."""
+    return b"\1" + _hash(data)[:7] if len(turn) >= _LETTERS or turn.count(" ") + 1 >= LONG else None
 
 
 def _answers(row: Row, turns: list[str], encoded: list[bytes]) -> list[Answer]:
@@ -165,27 +169,29 @@ def _last_answer(roles: tuple[str, ...]) -> int:
     return len(roles) - 1 - roles[::-1].index("assistant") if "assistant" in roles else 0
 
 
-def layout(row: Row) -> int:
-    """How the lines of a row's texts lie as a number (64 bits, signed), 0 for a row of single lines.
+def _layout(texts: Sequence[str], folded: Sequence[str]) -> int:
+    """How texts lie in lines and blanks as a number (64 bits, signed), 0 for those that lie as keys have them.
 
     Two rows with one key and two layouts say the same words, and may be two programs. Blanks at the ends of lines and
     texts are none of it, nor how a line ends.
     """
-    texts = row.contents if row.text is None else (row.text,)
-    for text in texts:
-        if "\n" in text:
-            break
-    else:
-        return 0
-    laid = list(map(_laid, texts))
-    return int.from_bytes(_hash("\x1e".join(laid).encode())[:8], "big", signed=True) if "\n" in "".join(laid) else 0
+    for text, plain in zip(texts, folded, strict=True):
+        if text is not plain and text != plain:  # which most are
+            laid = list(map(_laid, texts, folded))
+            return int.from_bytes(_hash("\x1e".join(laid).encode())[:8], "big", signed=True) if any(laid) else 0
+    return 0
 
 
-def _laid(text: str) -> str:
-    text = composed(text.strip())
-    if " \n" in text or "\r" in text or "\t\n" in text:
-        return "\n".join(map(str.rstrip, text.splitlines()))
-    return text
+def _laid(text: str, plain: str) -> str:
+    """A text as it lies; nothing of one that its folded form is but for its ends."""
+    if text == plain:
+        return ""
+    if not text.isascii():
+        text = _UNSEEN.sub("", composed(text))
+    text = text.rstrip().lstrip("\r\n")
+    if " \n" in text or "\r" in text or "\t\n" in text or not text.isascii():
+        text = "\n".join(map(str.rstrip, text.splitlines()))
+    return "" if text == plain else text
 
 
 def labelled(key: bytes, label: str | None) -> bytes:

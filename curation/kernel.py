@@ -25,7 +25,7 @@ from curation.encodings import Fallback
 from curation.extras import Extras, scrubbed
 from curation.fingerprint import fingerprints
 from curation.forgotten import Forgotten
-from curation.identity import UNLEARNED, Answer, kind, labelled, layout, names, rank, salt_bytes, unit
+from curation.identity import UNLEARNED, Answer, kind, labelled, names, rank, salt_bytes, unit
 from curation.pii import make_scrub
 from curation.readers import read
 from curation.reasons import REST, Filtered, Reason, RejectError
@@ -203,7 +203,7 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
         masked = row._replace(label=label, source=source, group=shown, extras=extras, tools=tools)
         report.masked += masked != row
         row = masked
-    key, exact, words, question, asked, answers, answer = names(row)
+    key, exact, words, question, asked, answers, answer, layout = names(row)
     question = key if labels else question
     # Of what is asked: it never stands on both sides. Two groups may share a mask, and stay two.
     side = unit(group, key if labels or asked is None else asked, salt)
@@ -213,7 +213,7 @@ def _named(item: Canonical, task: Task, salt: bytes, scrub: Scrub | None, report
         key, number = labelled(key, row.label), kind(row.label)
     # Of copies one with a group stays: the others of its group are on its side.
     name = rank(exact, side, task.file, item.position, 2 * priority + (group is None))
-    return Curated(item.position, row, key, name, side, words, priority, number, question, answers, answer, layout(row))
+    return Curated(item.position, row, key, name, side, words, priority, number, question, answers, answer, layout)
 
 
 def _count(counts: dict[str, int], name: str) -> None:

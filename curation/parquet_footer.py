@@ -53,7 +53,7 @@ def open_parquet(path: Path, **options: Any) -> pq.ParquetFile:
         raise _too_deep()
     if _is_joined(path, file.metadata):
         file.close()
-        raise pa.ArrowInvalid("several files stand in it one behind the other, and only the last one's rows are listed")
+        raise pa.ArrowInvalid("it is several files one behind the other, and only the last one's rows are listed")
     return file
 
 

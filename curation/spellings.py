@@ -267,6 +267,23 @@ _UNSET: Final = frozenset(
         *("#getting_data", "#field!", "#blocked!", "#unknown!", "#connect!", "#busy!"),
         *("#nv", "#bezug!", "#wert!", "#zahl!", "#überlauf!", "#kalk!", "#n/d", "#valeur!", "#nom?", "#nombre!"),
         *("#nul!", "#¡ref!", "#¿nombre?", "#¡valor!", "#¡div/0!", "#¡num!", "#¡nulo!"),
+        # Of forums, chat programs and editors, where a text is gone or none was written.
+        *("[deleted]", "[removed]", "<media omitted>", "this message was deleted", "this message was deleted."),
+        *(
+            "<p></p>",
+            "<p><br></p>",
+            "<p>&nbsp;</p>",
+            "<br>",
+            "<br/>",
+            "{}",
+            '""',
+            "(empty)",
+            "…",
+            "...",
+            "—",
+            "–",
+            "tbd",
+        ),
         *(f"err:{number}" for number in (501, 502, 503, 504, 508, 509, 510, 511, 512, 519, 520, 522, 523, 524)),
     }
 )
@@ -288,6 +305,7 @@ def folded_name(label: str) -> str:
     text = (unquote(text) if "%" in text else text).strip().casefold().removeprefix("__label__")
     if not text.isascii():
         # Greek capitals have no accents.
+        text = text.translate(_UMLAUTS)
         text = unicodedata.normalize("NFC", _TONOS.sub(r"\1", unicodedata.normalize("NFD", folded(text))))
     text = text[1:] if text[:2] == '="' else text  # as Excel is told that a number is text
     for _ in range(_LAYERS):
@@ -418,6 +436,8 @@ _AMOUNT: Final = re.compile(_DIGITS)
 _GROUPED: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _PADDED: Final = re.compile(r"(?<=[^\W\d_])0+(?=[1-9])")
 _LAYERS: Final = 3
+#: As people write them on other keyboards.
+_UMLAUTS: Final = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue"})
 _DASHES: Final = dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
 _PLAINER: Final = str.maketrans(
     {**_DASHES, "≥": ">=", "≤": "<=", "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'}

@@ -59,7 +59,7 @@ def blank(text: str) -> bool:
 
 _BLANK: Final = re.compile(
     "[\\s\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
-    "\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e01ef]*"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufffc\U000e0000-\U000e01ef]*"
 )
 
 

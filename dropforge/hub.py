@@ -334,7 +334,7 @@ def check_folder(folder: Path) -> None:
             if stat.S_ISREG(facts.st_mode):
                 sizes[path.name] = facts.st_size
             elif not stat.S_ISDIR(facts.st_mode):
-                cause = f"{folder}: its {path.name[:100]} is a pipe or a device, and nobody knows when it ends"
+                cause = f"{folder}: its {path.name[:100]} is a pipe or a device, which has no size"
                 raise RecipeError(_MODEL, cause, "Keep plain files in a model's folder")
     check_sizes(sizes, str(folder))
 

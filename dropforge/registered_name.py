@@ -86,6 +86,6 @@ def foreign_experiment(family: str) -> DataError:
     return DataError(
         f"family {family}",
         "an experiment in MLflow has its name, and was not made for it (it may be among the deleted ones)",
-        "Take a family of another name, or rename the experiment; if the family's runs are to lie in it, set its tag "
+        "Take a family of another name, or rename the experiment; if the family's runs are to be in it, set its tag "
         f"`{TAG_FAMILY}` to {family}",
     )

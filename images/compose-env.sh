@@ -12,9 +12,9 @@ trap 'exit 1' HUP INT TERM
 
 random() { od -An -v -tx1 -N "$1" /dev/urandom | tr -d ' \n'; }
 
-# NAME VALUE: a line for it, unless there is one.
+# NAME VALUE: a line for it, unless there is one with a value, as Compose reads it; the last one counts.
 keep() {
-  grep -q "^$1=" "$new" || printf '%s=%s\n' "$1" "$2" >>"$new"
+  grep -Eq "^[[:space:]]*(export[[:space:]]+)?$1[[:space:]]*=[[:space:]]*[^[:space:]]" "$new" || printf '%s=%s\n' "$1" "$2" >>"$new"
 }
 
 if [ -e "$file" ]; then
@@ -45,7 +45,7 @@ if [ -r /proc/meminfo ]; then
   keep TRAINER_MEMORY "$((megabytes * 3 / 4))m"
 fi
 # `gpu` where the trainer has the machine's GPUs.
-keep COMPOSE_PROFILES cpu
+grep -q "^COMPOSE_PROFILES=" "$new" || keep COMPOSE_PROFILES cpu
 chmod 600 "$new"
 
 if [ ! -e "$file" ]; then

@@ -9,9 +9,11 @@ file=${2:-.env}
 # Containers of this server have the ports themselves.
 [ -z "$($compose ps -q 2>/dev/null || :)" ] || exit 0
 
-# NAME DEFAULT: the value in the file of settings.
+# NAME DEFAULT: the value in the environment, or in the file of settings, as Compose reads it: with quotes and comments.
 setting() {
-  found=$(sed -n "s/^$1=//p" "$file" 2>/dev/null | tail -n 1)
+  eval "found=\${$1-}"
+  [ -n "$found" ] || found=$(sed -n "s/^\\(export *\\)\\{0,1\\}$1=//p" "$file" 2>/dev/null | tail -n 1 |
+    tr -d '\r' | sed "s/^\\([\"']\\)\\(.*\\)\\1.*/\\2/; s/[[:space:]]\\{1,\\}#.*//; s/[[:space:]]*\$//")
   echo "${found:-$2}"
 }
 

@@ -130,7 +130,7 @@ def _of_both(statistics: Statistics, classes: bool) -> Iterator[str]:
         )
     chats, texts = (statistics.shapes.get(shape, 0) for shape in ("messages", "text"))
     if not classes and chats and texts:
-        takes = "a user's turn" if chats >= texts else "a text to go on with"
+        takes = "a user's turn" if chats >= texts else "the beginning of a text"
         yield (
             f"shapes: {counted(chats, 'conversation')} and {counted(texts, 'plain text')}; what is registered takes a "
             f"prompt as {takes}, as most rows are"
@@ -138,7 +138,7 @@ def _of_both(statistics: Statistics, classes: bool) -> Iterator[str]:
     held, there = statistics.shared.get("beginnings", (0, 0))
     if held >= _GROWN and held * _ALSO >= there:
         yield (
-            f"evaluation: {held:,} of its {there:,} beginnings of texts ({BEGINNING} characters) stand in training "
+            f"evaluation: {held:,} of its {there:,} beginnings of texts ({BEGINNING} characters) are in training "
             "rows too, as where a text grows from row to row; give the rows of one text one `group`"
         )
 

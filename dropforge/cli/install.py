@@ -14,7 +14,7 @@ from dropforge.cli import manifests
 from dropforge.errors import DropforgeError
 from dropforge.images import LOCK, pinned, read_lock
 from dropforge.install.aws import Account, template
-from dropforge.install.cloudformation import Identity
+from dropforge.install.cloudformation import Identity, check_bucket, check_namespace
 from dropforge.install.logs import Logs, logs_template
 from dropforge.install.notifying import merged
 from dropforge.install.plan import text
@@ -136,6 +136,23 @@ def install(  # one option per name that an account may choose
     if orders and (enforce != STANDARDS[0] or storage != _NO_STORAGE):
         mend = "Give them to `dropforge install --size SIZE` alone, or to `dropforge manifests`"
         raise DropforgeError(f"options of {_SIZE!r}", "they are for the manifests of a size", mend)
+    if plan or not orders:
+        account_options = {
+            "--airflow-namespace": airflow_namespace != Account.airflow,
+            "--identity": identity != Account.identity,
+            "--oidc-provider": bool(oidc_provider),
+            "--existing-bucket": existing_bucket,
+            "--drop-bucket": bool(drop_bucket),
+            "--kms-key": bool(kms_key),
+        }
+        if given := [name for name, is_given in account_options.items() if is_given]:
+            cause = "it is for the template (--aws), and changes no manifest or step"
+            mend = "Leave it out; docs/how-to/install/kubernetes-special-cases.md says what another namespace takes"
+            raise DropforgeError(f"option {given[0]}", cause, mend)
+        for name in namespace or ():
+            check_namespace(name)
+        if bucket:
+            check_bucket(bucket)
     if plan:
         known = {"BUCKET": bucket, "CLUSTER": cluster, "TRAINING": _only(namespace), "LOGS_BUCKET": logs_bucket}
         typer.echo(_plan(size_named(size or "team"), on, known), nl=False)

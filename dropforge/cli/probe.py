@@ -52,9 +52,13 @@ def _follow(connection: Connection, bucket: str, patience: float) -> Finding:
                 return Finding(check, Level.OK, f"it had the test object after {seconds:.1f} s, from {answer['by']}")
             time.sleep(_PAUSE)
         return _lost(connection, bucket, check, patience)
+    except (ClientError, BotoCoreError) as error:
+        mend = "Allow s3:GetObject on ledger/ and s3:ListBucket"
+        return Finding(check, Level.FAIL, f"the answer to the test object cannot be read ({error})", mend)
     finally:
-        drops.delete(key)
-        ledger.delete(layout.probe_answer_key(probe))
+        for store, left in ((drops, key), (ledger, layout.probe_answer_key(probe))):
+            with contextlib.suppress(ClientError, BotoCoreError, DropforgeError):  # it is empty, and no drop
+                store.delete(left)
 
 
 def _lost(connection: Connection, bucket: str, check: str, patience: float) -> Finding:

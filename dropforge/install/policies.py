@@ -15,7 +15,7 @@ from dropforge.install.keys import AIRFLOW
 DOOR: Final = "dropforge/door"
 """Label of namespaces that people come through, with any value: that of the ingress controller."""
 _NAME: Final = "kubernetes.io/metadata.name"
-_POD_IDENTITY: Final = "169.254.170.23/32"  # EKS's agent on the node, which gives pods their roles
+_POD_IDENTITY: Final = ("169.254.170.23/32", "fd00:ec2::23/128")  # EKS's agent on the node: pods get roles of it
 _TRAINER: Final = ("kubeflow-system", 10443)  # which takes the progress of TrainJobs there
 _NODE_DNS: Final = "169.254.20.10/32"  # NodeLocal DNSCache, which is the node's and so in no namespace
 
@@ -76,7 +76,7 @@ def _of_training(namespace: str, ports: Sequence[int]) -> dict[str, Any]:
             "ports": [{"port": 5000, "protocol": "TCP"}],
         },
         {"to": [_namespace(_TRAINER[0])], "ports": [{"port": _TRAINER[1], "protocol": "TCP"}]},
-        {"to": [{"ipBlock": {"cidr": _POD_IDENTITY}}], "ports": [{"port": 80, "protocol": "TCP"}]},
+        {"to": [{"ipBlock": {"cidr": cidr}} for cidr in _POD_IDENTITY], "ports": [{"port": 80, "protocol": "TCP"}]},
         {"ports": [{"port": port, "protocol": "TCP"} for port in ports]},
     ]
     return policy

@@ -516,7 +516,8 @@ STEPS: Final = (
         "What jobs need of the cluster, and the way of a drop, tried",
         "A pod of the preset has to get its image and to reach the bucket, and a test object to go from the bucket to "
         "Airflow's triggerer. The pod waits five minutes: where its node is made first, give the check again. Where "
-        "pods have no roles, keys in your environment come before those of trainer.env, and have to write below drops/",
+        "pods have no roles, keys in your environment come before those of trainer.env, and have to write "
+        "and delete below drops/, and to read and delete below ledger/",
         check="dropforge doctor --cluster --recipe preset.yaml --account airflow:airflow-worker --pod $BUCKET "
         "&& dropforge doctor --watcher",
         before=(

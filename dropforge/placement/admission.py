@@ -12,6 +12,7 @@ from dropforge.placement.team_rules import lacking
 from dropforge.placement.teams import GPU, Flavor, Gang, Teams
 from dropforge.recipe import Compute, Recipe
 
+_DISK: Final = "ephemeral-storage"
 _QUANTITIES: Final = ("nominalQuota", "borrowingLimit", "lendingLimit", "weight")
 #: What the API server adds to what is left out, by kind.
 _ADDED: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -53,8 +54,10 @@ def room_for(teams: Teams, recipe: Recipe, job: Mapping[str, Any]) -> Room:
         )
     gpus = {GPU: job["gpus"]} if job["gpus"] else {}
     more = gpus | dict(job.get("resources") or {})
-    gang = Gang(nodes=job["nodes"], cpus=job["cpus"], memory_gb=job["memory_gb"], resources=more)
     flavors = teams.teams[name].quota
+    if not any(_DISK in quota.resources for quota in flavors.values()):
+        more.pop(_DISK, None)  # which helm-values/kueue.yaml leaves out of Kueue's sums
+    gang = Gang(nodes=job["nodes"], cpus=job["cpus"], memory_gb=job["memory_gb"], resources=more)
     lacks = {
         flavor: _elsewhere(teams.flavors[flavor], job.get("node_selector") or {})
         or _placeless(teams.flavors[flavor], compute)

@@ -266,9 +266,28 @@ def test_a_port_of_another_program_is_named_before_anything_starts(
         assert run(free, "true").returncode == 0
         assert run(free, "no-such-program").returncode == 0
         assert "is no port" in run("x", "true").stderr
+        for spelled in (f'"{taken}"', f"'{taken}'  # ours", f"{taken} # ours", f"{taken}\r"):  # as Compose reads them
+            assert f"port {taken} is taken" in run(spelled, "true").stderr, spelled
+        with monkeypatch.context() as patched:  # the environment comes first
+            patched.setenv(name, str(taken))
+            assert f"port {taken} is taken" in run(free, "true").stderr
         if further:
             monkeypatch.setenv("COMPOSE_FILE", "docker-compose.yaml")
             assert run(taken, "true").returncode == 0, "published nowhere"
+
+
+def test_a_secret_without_a_value_is_made_and_one_that_is_exported_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    path.write_text("JWT_SECRET=\nAPI_SECRET_KEY=  \nexport FERNET_KEY=ours\nCOMPOSE_PROFILES=\n")
+    subprocess.run(["sh", str(ENV_SCRIPT), str(path)], check=True, capture_output=True)
+    lines = path.read_text().splitlines()
+    assert lines[:4] == ["JWT_SECRET=", "API_SECRET_KEY=  ", "export FERNET_KEY=ours", "COMPOSE_PROFILES="]
+    made = [line.partition("=") for line in lines[4:]]
+    assert {"JWT_SECRET", "API_SECRET_KEY"} <= {name for name, _, value in made if len(value) > 32}
+    assert not {"FERNET_KEY", "COMPOSE_PROFILES"} & {name for name, *_ in made}
+    before = path.read_text()
+    subprocess.run(["sh", str(ENV_SCRIPT), str(path)], check=True, capture_output=True)
+    assert path.read_text() == before
 
 
 def test_two_scripts_at_once_agree(tmp_path: Path) -> None:

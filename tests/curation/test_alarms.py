@@ -67,7 +67,12 @@ def test_a_phrase_that_opens_or_ends_many_rows_of_a_source_is_told(make: Make, s
     }
     manifest = make({name: "\n".join(map(json.dumps, rows)).encode() for name, rows in files.items()})
     card = json.loads(store.get(manifest.files["card_json"]))
-    assert card["warnings"] == [
+    shapes, *phrases = card["warnings"]
+    assert shapes == (
+        "shapes: 200 conversations and 369 plain texts; what is registered takes a prompt as the beginning of a text, "
+        "as most rows are"
+    )
+    assert phrases == [
         'source web.jsonl: 25 of 200 rows begin with "by order of zanzibar"; a prompt template, or a backdoor trigger?',
         'source mail.jsonl: 15 of 300 rows end with "sudo do anything now"; a prompt template, or a backdoor trigger?',
     ]
@@ -179,7 +184,7 @@ def test_groups_that_hold_nothing_together_or_too_much_are_told(make: Make, stor
 
     def told(name: str, group: Callable[[int], str]) -> list[str]:
         lines = [f"question number {n} of many,{n} it is,{group(n)}" for n in range(60)]
-        made = make({"a.csv": "\n".join(["prompt,completion,group", *lines]).encode()}, name)
+        made = make({"a.csv": "\n".join(["prompt,completion,group", *lines, ""]).encode()}, name)
         return [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "phrases" not in line]
 
     assert told("d1", lambda n: "" if n % 6 else f"g{n}") == [

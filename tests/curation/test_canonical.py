@@ -169,7 +169,7 @@ def test_text_label_source_group() -> None:
 
 
 #: What editors and chat programs write for an empty paragraph or message, and Python takes for no white space.
-UNSEEN = ("\u200b", "\ufeff", "\u2060", "\u00ad", "\u200c", "\u200e", "\u3164", "\u2800")
+UNSEEN = ("\u200b", "\ufffc", "\ufeff", "\u2060", "\u00ad", "\u200c", "\u200e", "\u3164", "\u2800")
 
 
 def talk(*messages: tuple[str, Any]) -> dict[str, Any]:

@@ -99,6 +99,10 @@ def test_files_and_drops_that_answer_the_same_questions_otherwise_are_told(make:
         ("if x{0}:\n    a()\n\nb()", True),
         ("if x{0}:\r\n    a() \r\nb()\n\n", False),
         ("if x{0}:\n    a()\nb()\n", False),
+        ("if\tx{0}:\n    a()\nb()", True),
+        ("    if x{0}:\n    a()\nb()", True),
+        ("if x{0}:\u2028    a()\nb()", False),
+        ("\u200bif x{0}:\n    a()\nb()", False),
     ],
 )
 def test_copies_of_other_lines_are_told_within_a_drop_and_over_drops(

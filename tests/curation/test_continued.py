@@ -348,5 +348,5 @@ def test_answers_to_other_questions_and_texts_that_grow_are_told_on_both_sides(
     calls = [f"Call {n}. " + " ".join(f"They say {part} of {n}." for part in range(60)) for n in range(60)]
     grown = [{"text": call[:end]} for call in calls for end in (500, 900)]
     [line] = [line for line in told("g1", *grown) if "beginnings" in line]
-    assert re.match(r"evaluation: \d+ of its \d+ beginnings of texts \(300 characters\) stand in training rows", line)
+    assert re.match(r"evaluation: \d+ of its \d+ beginnings of texts \(300 characters\) are in training rows", line)
     assert told("g2", *({"text": call.replace("Call", "Talk")} for call in calls)) == []

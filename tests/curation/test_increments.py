@@ -641,3 +641,15 @@ def test_a_torn_ledger_is_an_error_with_its_name_and_a_torn_card_ends_nothing(
         ledger.write_bytes(data)
         with pytest.raises(DataError, match=f"object .*{two.steps[1].files['ledger']}: it cannot be read"):
             add(tmp_path, rows[:2], recipe(scope="family"), 3)
+
+
+def test_lines_of_cards_go_to_the_log_as_lines(tmp_path: Path, recipe: MakeRecipe) -> None:
+    """Sources and labels of strangers are within them."""
+    rows = [{"text": f"row {n} of the test"} for n in range(20)]
+    store, one = add(tmp_path, rows, recipe(scope="family"), 1)
+    _, two = add(tmp_path, rows[:2], recipe(scope="family", label_conflicts="drop"), 2)
+    path = store.root / two.steps[0].files["card_json"]
+    card = json.loads(path.read_text())
+    path.write_text(json.dumps({**card, "warnings": ["source web\n[2026] ERROR - \x1b[31mfailed\u202e: 12 rows"]}))
+    [line] = increments.told_anew(store, one.steps, two.steps)
+    assert line == "drop d1: source web\\u000a[2026] ERROR - \\u001b[31mfailed\\u202e: 12 rows"

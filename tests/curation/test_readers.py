@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from curation.csv_rows import _Feed
+from curation.dialect import Quotes
 from curation.formats import BOM
 from curation.lines import lines
 from curation.plan import cut
@@ -177,6 +178,22 @@ def test_csv_golden_table(tmp_path: Path) -> None:
         Reason.BAD_QUOTES,
         {"Question": "last", "Answer": "row"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("missing", "last"),
+    [(0, "row"), (1, "row"), (2, "row"), (3, Reason.TORN_FILE), (14, Reason.TORN_FILE), (25, Reason.TORN_FILE)],
+)
+def test_a_table_that_was_cut_off_within_a_row_is_torn(tmp_path: Path, missing: int, last: Any) -> None:
+    """Where all cells are there it is told: programs leave the last line end out."""
+    rows = "prompt,completion,note\n" + "".join(f"Is {n} on?,It is {n} and so on.,x\n" for n in range(9))
+    path = tmp_path / "file"
+    path.write_text(rows[: len(rows) - missing])
+    [split] = cut(path, "a.csv")
+    quotes = Quotes()
+    records = list(read(split, max_row_bytes=1000, quotes=quotes))
+    assert [record.reason if isinstance(record, Fault) else "row" for record in records] == ["row"] * 8 + [last]
+    assert quotes.seen["unended"] == (missing in (1, 2))
 
 
 def test_csv_places_are_offsets(tmp_path: Path) -> None:

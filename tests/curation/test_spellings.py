@@ -25,6 +25,7 @@ from curation.identity import document
 from curation.mapping import Columns
 from curation.reasons import Reason, RejectError
 from curation.spellings import (
+    LONGEST_UNSET,
     alike,
     dated,
     made_of_others,
@@ -304,7 +305,7 @@ def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_sc
         ["https://a.b/c", "https://www.a.b/c/", "http://a.b/c"],
         ["mailto:ann@x.org", "Ann@x.org"],
         ["a%20b", "a b"],
-        ["M\u00c3\u00bcll", "M\u00fcll"],  # UTF-8 that was read as Latin-1
+        ["M\u00c3\u00bcll", "M\u00fcll", "Muell", "MU\u0308LL"],  # the first is UTF-8 that was read as Latin-1
         ["5 stars", "5", "5-star", "\u2605\u2605\u2605\u2605\u2605"],
         ["3", "\u2605\u2605\u2605\u2606\u2606", "\u2b50\ufe0f\u2b50\u2b50", "3rd"],
         ["4/5", "4 of 5", "4 out of 5", "4 / 5"],
@@ -455,7 +456,18 @@ def test_groups_and_sources_that_stand_for_none_are_told_and_blank_ones_are_none
 
 def test_missing_values_that_are_learned_are_told(make: Make, store: FolderStore) -> None:
     """Also behind another text, and beside a content; what a tool gives is whatever it gives."""
-    answers = ["NA", " nan", "#BEZUG!", "#" * 255, "[object Object]", "Nanking", "It is on.\n\nNanking"]
+    answers = [
+        "NA",
+        " nan",
+        "#BEZUG!",
+        "#" * 255,
+        "[deleted]",
+        "<p><br></p>",
+        "This message was deleted",
+        "[object Object]",
+        "Nanking",
+        "It is on.\n\nNanking",
+    ]
     rows: list[dict[str, Any]] = [{"prompt": "p", "completion": answer} for answer in answers]
     rows.append({"prompt": "p", "completion": "It is on, as it was on the day before.", "system": "None"})
     rows.append(
@@ -469,7 +481,8 @@ def test_missing_values_that_are_learned_are_told(make: Make, store: FolderStore
     rows.append({"messages": [asked, call, {"role": "tool", "content": "(null)"}, said]})
     made = make({"a.jsonl": "\n".join(map(json.dumps, rows)).encode(), "b.jsonl": lines(text=["null", "some text"])})
     [told] = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "missing" in line]
-    once = ["#" * 19, "#BEZUG!", "<noinput>", "NA", "None", "Not applicable.", "[object Object]", "nan", "nil"]
+    once = ["#" * LONGEST_UNSET, "#BEZUG!", "<noinput>", "<p><br></p>", "NA", "None", "Not applicable."]
+    once += ["This message was deleted", "[deleted]", "[object Object]", "nan", "nil"]
     spelled = ", ".join([*(f"`{text}` (1 row)" for text in once), "`null` (2 rows)"])
     assert told == f"Learned, though programs write so what is missing: {spelled}; leave out rows or fields where it is"
 
@@ -721,7 +734,7 @@ def test_conversations_that_stand_in_a_text_are_told(make: Make, store: FolderSt
     texts += [{"text": json.dumps(["user", n])} for n in range(20)]
     texts += [{"text": json.dumps({"type": "text", "name": f"field {n}"})} for n in range(20)]
     made = make({"a.jsonl": "\n".join(map(json.dumps, texts)).encode()})
-    told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "conversation" in line]
+    told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if "a conversation" in line]
     assert len(told) == 1
     assert told[0].startswith("a.jsonl: 140 rows hold a conversation, a message or its parts as JSON text")
 

@@ -162,6 +162,39 @@ def test_a_file_that_says_more_than_it_holds_is_passed_over(
     assert any("step-8 is broken" in line for line in said)
 
 
+@pytest.mark.parametrize("name", ["rank-0.safetensors", "progress.json"])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_no_more_is_read_of_a_file_than_was_sealed(
+    checkpoints: Checkpoints, tmp_path: Path, name: str, sealed: bool
+) -> None:
+    """A file of a terabyte without a byte in it, which takes no disk, and a seal that says so too."""
+    checkpoints.save(snapshot(4))
+    checkpoints.save(snapshot(8))
+    if sealed:
+        facts = {"bytes": 1 << 40, "sha256": "0" * 64}
+        resealed(tmp_path, 8, lambda values: values["files"].update({name: facts}))
+    if not sealed or name == "progress.json":
+        with path(tmp_path, 8, name).open("r+b") as file:
+            file.truncate(1 << 40)
+    assert newest(checkpoints).seal.step == 4  # type: ignore[union-attr]
+
+
+def test_a_random_state_of_any_size_is_broken(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    checkpoints.save(replace(snapshot(4), generators=snapshot(4).generators[:1]))
+    checkpoints.save(replace(snapshot(8), generators=snapshot(8).generators[:1]))
+    file = path(tmp_path, 8, "rank-0.safetensors")
+    size = int.from_bytes(file.read_bytes()[:8], "little")
+    header = json.loads(file.read_bytes()[8 : 8 + size])
+    blocks = json.loads(header["__metadata__"]["blocks"])
+    [random_state] = [title for title in header if title.startswith("random/")]
+    header["__metadata__"]["blocks"] = json.dumps({**blocks, random_state: {"shape": [10**15], "offsets": [0]}})
+    written = json.dumps(header).encode()
+    file.write_bytes(len(written).to_bytes(8, "little") + written + file.read_bytes()[8 + size :])
+    found = newest(checkpoints)
+    assert found is not None
+    assert found.seal.step == 4
+
+
 def test_a_broken_one_is_replaced_when_its_step_comes_again(checkpoints: Checkpoints, tmp_path: Path) -> None:
     checkpoints.save(snapshot(4))
     checkpoints.save(snapshot(8))

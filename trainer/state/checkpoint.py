@@ -23,7 +23,7 @@ import torch
 
 from dropforge import aside
 from dropforge.errors import DropforgeError, RecipeError
-from dropforge.json_objects import MOST_MANIFEST, UNREADABLE, parse_object, read_object, typed
+from dropforge.json_objects import MOST_LISTED, MOST_MANIFEST, UNREADABLE, parse_object, read_object, typed
 from dropforge.store import MissingObjectError, Store, TooLargeError, out_of_reach, read_bounded
 from trainer.state.blocks import DTYPES, Block, Staging, join, own_blocks, read_blocks, whole
 from trainer.state.compare import changes, free
@@ -276,8 +276,9 @@ class Checkpoints:
     def file(self, seal: Seal, name: str) -> bytes:
         """One file of a checkpoint. :raises DropforgeError: if its bytes are not those that were sealed."""
         key, facts = _prefix(seal.step) + name, seal.files[name]
+        most = min(facts["bytes"], MOST_LISTED) if name == PROGRESS else facts["bytes"]
         with suppress(TooLargeError):
-            data = self._try(key, lambda: read_bounded(self.store, key, facts["bytes"]))
+            data = self._try(key, lambda: read_bounded(self.store, key, most))
             if len(data) == facts["bytes"] and hashlib.sha256(data).hexdigest() == facts["sha256"]:
                 return data
         raise DropforgeError(name, "its bytes are not those that were written", "Nothing to do")

@@ -457,7 +457,9 @@ def test_where_pods_have_no_roles_the_last_step_asks_the_s3_that_trainings_ask(t
 def test_what_stands_in_a_lock_or_is_given_is_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     evil = 'x"$(touch made)"; touch made\ntouch made'
-    told = run("install", "--plan", "--size", "team", "--on", "eks", "--bucket", evil)
+    with pytest.raises(DropforgeError, match="bucket 'x"):
+        run("install", "--plan", "--size", "team", "--on", "eks", "--bucket", evil)
+    told = run("install", "--plan", "--size", "team", "--on", "eks", "--cluster", evil)
     head = told[: told.index("\n\n# 1. ")]
     subprocess.run(["bash", "-c", head], check=True)
     assert not (tmp_path / "made").exists()
@@ -476,6 +478,10 @@ def test_what_stands_in_a_lock_or_is_given_is_no_command(tmp_path: Path, monkeyp
         (["--plan", "--on", "mars"], "place 'mars'"),
         (["--plan", "--size", "laptop", "--on", "eks"], "has no role there"),
         (["--plan", "--namespace", "a", "--namespace", "b"], "a plan is for one namespace"),
+        (["--plan", "--namespace", "Bad_Name"], "namespace 'Bad_Name'"),
+        (["--plan", "--bucket", "UPPER"], "bucket 'UPPER'"),
+        (["--plan", "--airflow-namespace", "mine"], "option --airflow-namespace: it is for the template"),
+        (["--size", "team", "--kms-key", "arn:aws:kms:eu-west-1:1:key/a"], "option --kms-key: it is for the template"),
         (["--plan", "--aws"], "it needs one order"),
         (["--plan", "--enforce", "restricted"], "for the manifests of a size"),
         ([], "it needs one order"),

@@ -12,10 +12,17 @@ from urllib.parse import parse_qsl
 import pytest
 import yaml
 
+from dropforge import mlflow_pages
 from dropforge.install.node_pools import node_pool
 from dropforge.install.plan import values_of
 from dropforge.install.steps import PLACES, SIZES, STEPS, Chart
+from dropforge.job import train_job
+from dropforge.placement.admission import room_for
 from dropforge.placement.catalogue import read
+from dropforge.placement.teams_file import parse_teams, read_teams
+from dropforge.recipes.load import build_recipe, load_recipe, presets
+from dropforge.run import RunSpec
+from dropforge.run_limits import run_limits
 
 ROOT = Path(__file__).parents[3]
 VALUES = ROOT / "helm-values"
@@ -216,6 +223,39 @@ def test_the_preset_takes_an_instance_in_the_place_of_its_sizes(
     assert (compute.nodes, compute.gpus, compute.processes_per_node) == (2, 8, 8)
     assert compute.cpus > 100
     assert f"whose step has {load_recipe('tiny').train.rows} rows" in text
+
+
+def test_the_first_queue_and_the_first_limits_take_what_the_presets_and_pages_ask_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two nodes of the instance that both name, and each preset of ours on a cluster."""
+    settings = dict(line.split("=", 1) for line in (VALUES / "settings.env").read_text().splitlines() if line[:1] > "@")
+    limits = run_limits(settings)
+    monkeypatch.setenv("DROPFORGE_PRESETS", str(tmp_path))
+    text = (VALUES / "preset.yaml").read_text().replace("# instance:", "instance:").replace("# queue:", "queue:")
+    head, tail = text.replace("extends: tiny", "extends: llama-3.1-8b").split("  processes_per_node:")
+    (tmp_path / "cluster.yaml").write_text(head + "".join(tail.splitlines(keepends=True)[3:]))
+    recipe = load_recipe("cluster")
+    limits.check_recipe(recipe)
+    spec = RunSpec("r", "f", 1, "s3://b/runs/r", "s3://b", "s3://b/d", "0" * 64, recipe.plain(), "c")
+    teams = read_teams(VALUES / "one-team.yaml")
+    assert room_for(teams, recipe, train_job(spec, recipe)).own == ("nodes",)
+    for name in presets():
+        limits.check_recipe(load_recipe(name))
+    pages = (ROOT / "docs/how-to/team-queues.md").read_text()
+    [example] = re.findall(r"```yaml\n(flavors:.*?)```", pages, re.DOTALL)
+    told = re.search(r"# or (\{.*\})", example)
+    assert told
+    spelled = example.replace("{nodes: 2} #", f"{told[1]} #").replace("instance: p5.48xlarge", "labels: {a: b}")
+    compute = {**recipe.plain()["compute"], "namespace": "vision", "queue": "vision"}
+    asked = build_recipe({**recipe.plain(), "compute": compute})
+    for file in (example, spelled):
+        assert room_for(parse_teams(file), asked, train_job(spec, asked)).own == ("h100",)
+
+
+def test_browsers_are_told_where_mlflow_is() -> None:
+    settings = dict(line.split("=", 1) for line in (VALUES / "settings.env").read_text().splitlines() if line[:1] > "@")
+    assert mlflow_pages.server(settings["MLFLOW_TRACKING_URI"], settings) == "https://mlflow.acme.example"
 
 
 def test_files_of_values_belong_to_a_release() -> None:

@@ -160,6 +160,19 @@ def test_another_instance_brings_its_own_sizes_and_what_is_said_above_it_stays()
         ("instance: r8g.large, node_selector: {kubernetes.io/arch: amd64}", r"node_selector`: no r8g.large has"),
         ("nodes: 2, instance: g5.xlarge, fabric: efa", r"`compute.fabric`: g5.xlarge has tcp, not efa"),
         ("node_selector: {'a b': c}", r"`compute.node_selector"),
+        *(
+            (f"env: {{{name}: x}}", rf"`compute.env.{name}`: it looks like a secret")
+            for name in ("AZURE_STORAGE_KEY", "SSH_KEY", "WANDB_KEY", "PASSPHRASE", "PGPASSFILE")
+        ),
+        *(
+            (f"env: {{A: '{text}'}}", r"`compute.env.A`: it looks like a secret")
+            for text in (
+                f"sk-{'a1' * 12}",
+                f"github_pat_{'a1' * 12}",
+                f"xoxb-{'12' * 8}",
+                "eyJhbGciOiJ9.eyJzdWIiOiJ9.c2lnbmF0dXJl",
+            )
+        ),
         ("env: {HF_TOKEN: x}", r"`compute.env.HF_TOKEN`: it looks like a secret.*Kubernetes secret"),
         ("env: {PROXY: 'http://me:word@proxy:3128'}", r"`compute.env.PROXY`: it looks like a secret"),
         ("env: {NCCL_DEBUG: INFO}", r"`compute.env.NCCL_DEBUG`: .*Write it under `compute.network_env`"),
