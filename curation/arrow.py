@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Final
@@ -38,8 +37,8 @@ def read_arrow(path: Path, wanted: Container[str], max_row_bytes: int, limits: L
             yield Fault(0, Reason.BAD_ARROW, double, b"")
             return
         options = pa.ipc.IpcReadOptions(included_fields=columns, use_threads=False)
-        with pa.OSFile(str(path)) as file, contextlib.ExitStack() as opened:
-            stream = opened.enter_context(pa.ipc.open_stream(file, options=options))
+        with pa.OSFile(str(path)) as file:
+            stream = pa.ipc.open_stream(file, options=options)
             while True:
                 with bounded(max_row_bytes):
                     batch = next(stream, None)
@@ -47,7 +46,7 @@ def read_arrow(path: Path, wanted: Container[str], max_row_bytes: int, limits: L
                         if not _more(file, size):
                             break
                         # Another stream behind it, as `cat` joins files, and programs that write on in one do.
-                        stream = opened.enter_context(pa.ipc.open_stream(file, options=options))
+                        stream = pa.ipc.open_stream(file, options=options)
                         if not stream.schema.equals(_some(schema, columns)):
                             yield Fault(row, Reason.BAD_ARROW, "another stream with other columns is behind it", b"")
                             return

@@ -27,6 +27,7 @@ _LONGEST: Final = 64 << 20  # bytes of a footer whose levels are counted
 _TAIL: Final = 8  # length and mark
 _MARK: Final = b"PAR1"  # at both ends of a file
 _PIECE: Final = 1 << 20
+_MOST_MARKS: Final = 16
 _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _MAP, _STRUCT = 3, (4, 5, 6), 7, 8, (9, 10), 11, 12
 _BOOLEANS: Final = (1, 2)  # a field's value is its type
 _I32, _LIST = 5, 9
@@ -66,24 +67,32 @@ def _is_joined(path: Path, metadata: pq.FileMetaData) -> bool:
     end = path.stat().st_size - _TAIL - metadata.serialized_size
     both = _MARK + _MARK
     with path.open("rb") as stream:
-        place = max(0, begin - len(_MARK))
+        place, looked_at = max(0, begin - len(_MARK)), 0
         while end - place >= len(both):  # pieces overlap, as the marks may lie between two
             stream.seek(place)
             piece = stream.read(min(_PIECE, end - place))
-            if any(_ends(stream, place + found.start()) for found in re.finditer(both, piece)):
-                return True
+            for found in re.finditer(both, piece):
+                if (footer := _footer_before(stream, place + found.start())) is None:
+                    continue
+                looked_at += 1
+                if looked_at > _MOST_MARKS or _is_footer(footer):  # no writer makes so many that are none
+                    return True
             place += max(1, len(piece) - len(both) + 1)
     return False
 
 
-def _ends(stream: BinaryIO, mark: int) -> bool:
-    """Whether a mark at a place ends a file: statistics and bloom filters between pages and footer may hold it too."""
+def _footer_before(stream: BinaryIO, mark: int) -> bytes | None:
+    """What stands before a mark where a file may end, as long as is said there; with length and mark."""
     stream.seek(max(0, mark - len(_MARK)))
     length = int.from_bytes(stream.read(4), "little")
     if not 0 < length <= min(_LONGEST, mark - _TAIL):
-        return False
+        return None
     stream.seek(mark - 4 - length)
-    footer = stream.read(length + _TAIL)
+    return stream.read(length + _TAIL)
+
+
+def _is_footer(footer: bytes) -> bool:
+    """Whether it is one: statistics and bloom filters between pages and footer may hold the marks too."""
     with suppress(pa.ArrowException, OSError):
         pq.read_metadata(pa.BufferReader(_MARK + footer))
         return True

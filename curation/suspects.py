@@ -199,7 +199,11 @@ def is_total(fields: Mapping[Any, Any]) -> bool:
     values = [value for value in fields.values() if value not in (None, "")]
     if len(values) < 2 or not isinstance(values[0], str) or values[0].strip(" :").casefold() not in _TOTALS:
         return False
-    return all(isinstance(value, int | float | Decimal) or _SUM.fullmatch(str(value)) for value in values[1:])
+    return all(
+        isinstance(value, int | float | Decimal)
+        or (isinstance(value, str) and len(value) <= _LONGEST_SUM and _SUM.fullmatch(value))
+        for value in values[1:]
+    )
 
 
 #: Words of Excel's pivot tables, of reports and of people.
@@ -207,20 +211,9 @@ _TOTALS: Final = frozenset(
     {
         *("total", "totals", "grand total", "subtotal", "sum", "gesamt", "gesamtergebnis", "summe", "gesamtsumme"),
         *("total general", "total général", "totale", "totale complessivo", "total geral", "totaal", "eindtotaal"),
-        *(
-            "suma",
-            "suma końcowa",
-            "итого",
-            "всего",
-            "общий итог",
-            "合計",
-            "総計",
-            "合计",
-            "总计",
-            "總計",
-            "총합계",
-            "합계",
-        ),
+        *("suma", "suma końcowa", "итого", "всего", "общий итог"),
+        *("合計", "総計", "合计", "总计", "總計", "총합계", "합계"),
     }
 )
+_LONGEST_SUM: Final = 40
 _SUM: Final = re.compile(r"\s*[-+(]?[$€£¥]?\s*\d[\d.,'\s]*[%)€$£¥]?\s*")

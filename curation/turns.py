@@ -476,7 +476,8 @@ def _misplaced(calls: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str
         known, given = names, [told["name"] for told in results]
     else:
         return found
-    places = [known.index(one) for one in given if one in known]
+    where = {name: place for place, name in enumerate(known)}
+    places = [where[one] for one in given if one in where]
     if len(places) < len(given):
         found.add(UNPAIRED)
     if places != sorted(places):

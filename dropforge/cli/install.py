@@ -147,7 +147,7 @@ def install(  # one option per name that an account may choose
         }
         if given := [name for name, is_given in account_options.items() if is_given]:
             cause = "it is for the template (--aws), and changes no manifest or step"
-            mend = "Leave it out; docs/how-to/install/kubernetes-special-cases.md says what another namespace takes"
+            mend = "Leave it out; docs/how-to/install/existing-airflow.md says what other names take"
             raise DropforgeError(f"option {given[0]}", cause, mend)
         for name in namespace or ():
             check_namespace(name)
