@@ -180,7 +180,6 @@ UNBOUNDED = {
     "curation/local.py": 2,
     "curation/spark_job/__init__.py": 1,
     "trainer/prepare.py": 1,  # a tokenizer's file, read by the run's own pods
-    "trainer/state/checkpoint.py": 1,  # files that its manifest lists, with their check sums
     "trainer/node/watchdog.py": 2,  # PyTorch's store, in which ranks meet
     "plugins/dropforge_airflow/asking.py": 3,  # Airflow's own store of a task's state
     "plugins/dropforge_airflow/trials.py": 1,
