@@ -152,7 +152,7 @@ from (select t.text
 """
 #: Of questions with their answers, and of texts: how many long answers, or beginnings, evaluation rows have, and how
 #: many of these training rows have too; one of the two rows at least is of this drop.
-SHARED: Final = """
+BOTH_SIDES: Final = """
 select t.several, count(*) as evaluated,
        cast(sum(case when t.low = 0 and t.new = 1 then 1 else 0 end) as bigint) as held
 from (select text, max(several) as several, min(side) as low, max(side) as high, max(new) as new
@@ -190,7 +190,7 @@ def crossing(tables: Tables) -> int:
 
 def shared(tables: Tables) -> dict[str, tuple[int, int]]:
     """Of `answers` and `beginnings`: how many of evaluation rows training rows have too, and how many there are."""
-    found = {several: (held, evaluated) for several, evaluated, held in tables.all(SHARED)}
+    found = {several: (held, evaluated) for several, evaluated, held in tables.all(BOTH_SIDES)}
     return {"answers": found.get(0, (0, 0)), "beginnings": found.get(2, (0, 0))}
 
 
