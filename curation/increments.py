@@ -278,7 +278,7 @@ def forgotten_places(store: Store, steps: Iterable[Step]) -> dict[str, frozenset
     for step in steps:
         if step.counts.get(Filtered.FORGOTTEN, 0):
             with suppress(MissingObjectError):
-                for row in stored_rows(store, step.files["ledger"], _FORGOTTEN, ["file", "position"]):
+                for row in stored_rows(store, step.files["ledger"], _forgotten(), ["file", "position"]):
                     found.setdefault(row["file"], set()).add(row["position"])
     return {file: frozenset(positions) for file, positions in found.items()}
 
@@ -322,7 +322,7 @@ def _brought_back(store: Store, steps: Sequence[Step], made: Manifest) -> int:
     if later is None:
         return then
     try:
-        rows = [*_at(store, step, later, _FORGOTTEN)] if then else []
+        rows = [*_at(store, step, later, _forgotten())] if then else []
     except MissingObjectError:
         return max(0, then - now)
     back = _learned(rows)
@@ -331,7 +331,7 @@ def _brought_back(store: Store, steps: Sequence[Step], made: Manifest) -> int:
     for earlier in older:
         if earlier.counts.get(Filtered.FORGOTTEN, 0):
             with suppress(MissingObjectError):
-                back |= _learned(_at(store, earlier, later, _FORGOTTEN))
+                back |= _learned(_at(store, earlier, later, _forgotten()))
     return len(back) + max(0, missing)
 
 
@@ -340,7 +340,9 @@ def _learned(rows: Iterable[Mapping[str, Any]]) -> set[tuple[str, int]]:
     return {(row["file"], row["position"]) for row in rows if row["key"] and row["end"] != Filtered.FORGOTTEN}
 
 
-_FORGOTTEN: Final = pc.field("end") == Filtered.FORGOTTEN
+def _forgotten() -> pc.Expression:
+    """Rows of a ledger that ended so. Not made at import: comparing loads pandas."""
+    return pc.field("end") == Filtered.FORGOTTEN
 
 
 def lineage(store: Store, version: Manifest) -> Iterator[Manifest]:
