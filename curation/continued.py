@@ -205,8 +205,3 @@ def settle(tables: Tables) -> None:
         tables.do(statement.format(most=MOST, beginnings=BEGINNINGS, leaves=LEAVES))
     for table in ("said", "said_before", "placed", "heard", "spoken", "closed"):
         tables.do(f"drop table {table}")
-
-
-def list_texts(tables: Tables) -> None:
-    """Make the table `texts`, once sides are known."""
-    tables.do(TEXTS)

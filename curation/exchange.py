@@ -267,7 +267,7 @@ def settle(tables: Tables, rules: Rules, *, trained: bool = False, evaluated: bo
     cut = eval_cut(rules.eval_per_million, bytes.fromhex(low or ""), bytes.fromhex(high or ""), **held)
     tables.do(SHADES.format(cut=cut.hex().upper()))
     tables.do(SIDES)
-    continued.list_texts(tables)
+    tables.do(continued.TEXTS)
     tables.do(OUSTED)
     tables.do(ENDS.format(all_copies="1 = 1" if rules.exact_duplicates == "keep" else "1 = 0"))
 

@@ -269,21 +269,8 @@ _UNSET: Final = frozenset(
         *("#nul!", "#¡ref!", "#¿nombre?", "#¡valor!", "#¡div/0!", "#¡num!", "#¡nulo!"),
         # Of forums, chat programs and editors, where a text is gone or none was written.
         *("[deleted]", "[removed]", "<media omitted>", "this message was deleted", "this message was deleted."),
-        *(
-            "<p></p>",
-            "<p><br></p>",
-            "<p>&nbsp;</p>",
-            "<br>",
-            "<br/>",
-            "{}",
-            '""',
-            "(empty)",
-            "…",
-            "...",
-            "—",
-            "–",
-            "tbd",
-        ),
+        *("<p></p>", "<p><br></p>", "<p>&nbsp;</p>", "<br>", "<br/>"),
+        *("{}", '""', "(empty)", "…", "...", "—", "–", "tbd"),
         *(f"err:{number}" for number in (501, 502, 503, 504, 508, 509, 510, 511, 512, 519, 520, 522, 523, 524)),
     }
 )

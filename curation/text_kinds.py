@@ -15,7 +15,7 @@ _ROWS: Final = 2
 _JSON: Final = "call it `.json`, or `.jsonl` if each line is a row"
 _PYTHON: Final = "write them with `json.dumps`"
 _BLOCKS: Final = "write the rows alone, one a line, as `.jsonl`"
-_TABLE: Final = "write the names of its columns as its first line, and call it `.tsv`"
+_TABLE: Final = "write the names of its columns as its first line, and call it `.{}`"
 _TEXT: Final = "write the text alone"
 _LINES: Final = "write JSON lines"
 _EXPORT: Final = "export it as CSV or JSON lines"
@@ -97,13 +97,13 @@ def _look(text: str, name: str) -> tuple[str, str] | None:
     lines = [row.strip(" \t\r") for row in rows]  # without outer cells that are empty
     for mark in "\t\x01":
         if len({row.count(mark) for row in rows}) == 1 and any(mark in line for line in lines):
-            return "looks like a table whose first line names no columns", _TABLE
+            return "looks like a table whose first line names no columns", _TABLE.format("tsv")
     for mark in ";|":
         counts = {line.count(mark) for line in lines}
         # A table of Markdown begins its lines with the mark.
         even = len(lines) >= _SENTENCES and len(counts) == 1 and min(counts) and lines[0][0] != mark
         if even and not all(map(_SENTENCE.search, lines)):
-            return "looks like a table whose first line names no columns", _TABLE.replace(".tsv", ".csv")
+            return "looks like a table whose first line names no columns", _TABLE.format("csv")
     if all(map(_WITHIN.search, lines)):
         return "has JSON in each line", _ALONE
     if all(map(_TAGGED.fullmatch, lines)):

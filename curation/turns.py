@@ -122,7 +122,8 @@ def beside(message: Mapping[Any, Any], role: str = "assistant", nulls: bool = Fa
     unknown = (*others, *(str(key) for key, value in message.items() if key not in KNOWN and value is not None))
     if calls:
         unknown += tuple(f"tool_calls.{key}" for key in _unread(calls))
-        unknown += (RENUMBERED,) * any(map(_renumbered, [message.get(key) for key in _CALLS] + _arguments(calls)))
+        given = [message.get(key) for key in _CALLS] + [_arguments(call.get("function", call)) for call in calls]
+        unknown += (RENUMBERED,) * any(map(_renumbered, given))
     return Beside(found, unknown) if found or unknown else None
 
 
@@ -401,7 +402,7 @@ def _call(call: Any) -> dict[str, Any]:
             cause = f"a tool call is of type {kind[:40]!r}, and only those of functions are read: write it as one"
             raise RejectError(Reason.BAD_MESSAGES, cause)
         raise RejectError(Reason.BAD_MESSAGES, "a tool call has no name")
-    arguments: Any = next((function[key] for key in _ARGUMENTS if key in function), {})
+    arguments = _arguments(function)
     if isinstance(arguments, str):
         arguments = _given(arguments, "arguments") or {}
     if not isinstance(arguments, dict):
@@ -415,7 +416,7 @@ def _unread(calls: list[dict[str, Any]]) -> dict[str, None]:
     found: dict[str, None] = {}
     for call in calls:
         function = call.get("function", call)
-        given: Any = next((function[key] for key in _ARGUMENTS if key in function), {})
+        given = _arguments(function)
         said = {"name": function["name"], "id": call.get("id"), **dict.fromkeys(_ARGUMENTS, given)}
         for part in (call, function):
             found |= {str(key): None for key in part if key not in _IN_CALLS and part[key] != said.get(key)}
@@ -432,9 +433,8 @@ UNPAIRED: Final = "tool_call_id (results of no call, or too few)"
 _TWO_WAYS: Final = re.compile(r"\d[.eE]")
 
 
-def _arguments(calls: list[dict[str, Any]]) -> list[Any]:
-    functions = [call.get("function", call) for call in calls]
-    return [next((function[key] for key in _ARGUMENTS if key in function), None) for function in functions]
+def _arguments(function: Mapping[str, Any]) -> Any:
+    return next((function[key] for key in _ARGUMENTS if key in function), {})
 
 
 def _renumbered(given: Any) -> bool:

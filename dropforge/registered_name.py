@@ -64,28 +64,19 @@ def check_experiment(tracking_uri: str, family: str) -> None:
         return
     asked = {
         "experiment_ids": [found["experiment_id"]],
-        "filter": HAS_RUN,
+        "filter": "tags.`dropforge.run` LIKE '%'",  # of earlier versions, which marked runs alone
         "run_view_type": "ALL",
         "max_results": 1,
     }
     if not rest.call("POST", "runs/search", asked).get("runs"):
-        raise foreign_experiment(family)
-
-
-#: MLflow's filter for runs of ours, which mark experiments of earlier versions.
-HAS_RUN: Final = "tags.`dropforge.run` LIKE '%'"
+        raise DataError(
+            f"family {family}",
+            "an experiment in MLflow has its name, and was not made for it (it may be among the deleted ones)",
+            "Take a family of another name, or rename the experiment; if the family's runs are to be in it, set its "
+            f"tag `{TAG_FAMILY}` to {family}",
+        )
 
 
 def is_marked(tags: Mapping[str, str], family: str) -> bool:
     """Whether an experiment with these tags is the family's; those of earlier versions have its description alone."""
     return tags.get(TAG_FAMILY) == family or tags.get("mlflow.note.content") == of_family(family)
-
-
-def foreign_experiment(family: str) -> DataError:
-    """The error for an experiment of somebody else, in which runs and artifacts of the family would lie."""
-    return DataError(
-        f"family {family}",
-        "an experiment in MLflow has its name, and was not made for it (it may be among the deleted ones)",
-        "Take a family of another name, or rename the experiment; if the family's runs are to be in it, set its tag "
-        f"`{TAG_FAMILY}` to {family}",
-    )

@@ -610,13 +610,9 @@ def experiment_of(mlflow: MlflowClient, family: str) -> str:
 
 def _own(mlflow: MlflowClient, experiment: Experiment, family: str) -> None:
     """Mark an experiment of an earlier version as the family's. :raises DataError: if it is somebody else's."""
-    from mlflow.entities import ViewType
-
     if registered_name.is_marked(experiment.tags, family):
         return
-    asked = [experiment.experiment_id], registered_name.HAS_RUN, ViewType.ALL, 1
-    if not mlflow.search_runs(*asked):
-        raise registered_name.foreign_experiment(family)
+    registered_name.check_experiment(mlflow.tracking_uri, family)
     if experiment.lifecycle_stage == "active":
         mlflow.set_experiment_tag(experiment.experiment_id, registered_name.TAG_FAMILY, family)
 

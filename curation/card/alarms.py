@@ -29,7 +29,7 @@ def alarms(statistics: Statistics, classes: bool = False, settled: bool = False,
     of_versions = [] if classes or settled else list(_of_versions(statistics))
     of_versions = first_of(of_versions, TOLD, "pairs of files that answer the same questions otherwise")
     of_versions += _of_layouts(statistics)
-    of_sides = [*_of_sides(statistics, asked), *_of_both(statistics, classes)]
+    of_sides = [*_of_sides(statistics, asked), *_of_both(statistics, classes), *_of_shapes(statistics, classes)]
     return [*_of_sources(statistics), *_of_spellings(statistics), *of_labels, *of_versions, *of_sides, *phrases]
 
 
@@ -128,13 +128,6 @@ def _of_both(statistics: Statistics, classes: bool) -> Iterator[str]:
             f"evaluation: {held:,} of its {there:,} answers of {LONG} words or more are learned in training rows too, "
             "behind other questions, as where a FAQ asks for one thing in several ways; give such rows one `group`"
         )
-    chats, texts = (statistics.shapes.get(shape, 0) for shape in ("messages", "text"))
-    if not classes and chats and texts:
-        takes = "a user's turn" if chats >= texts else "the beginning of a text"
-        yield (
-            f"shapes: {counted(chats, 'conversation')} and {counted(texts, 'plain text')}; what is registered takes a "
-            f"prompt as {takes}, as most rows are"
-        )
     held, there = statistics.shared.get("beginnings", (0, 0))
     if held >= _GROWN and held * _ALSO >= there:
         yield (
@@ -192,6 +185,19 @@ _PHRASES: Final = 3
 _CONTESTED: Final = 20
 #: Rows from which on chance alone hardly makes one in so many an evaluation row where half as many are asked for.
 _SPLIT: Final = 50
+
+
+def _of_shapes(statistics: Statistics, classes: bool) -> Iterator[str]:
+    """A line on conversations beside plain texts, of which a model is asked as one. :param classes: see `alarms`."""
+    chats, texts = (statistics.shapes.get(shape, 0) for shape in ("messages", "text"))
+    if not classes and chats and texts:
+        takes = "a user's turn" if chats >= texts else "the beginning of a text"
+        yield (
+            f"shapes: {counted(chats, 'conversation')} and {counted(texts, 'plain text')}; what is registered takes a "
+            f"prompt as {takes}, as most rows are"
+        )
+
+
 #: One of so many answers or beginnings is more than chance, and so many beginnings are no licence above many texts.
 _ALSO: Final = 20
 _GROWN: Final = 3
