@@ -15,7 +15,8 @@ from dropforge.rest import Rest
 _COMPLETED: Final = 200  # names
 
 
-def _complete(context: typer.Context, incomplete: str) -> list[str]:
+def complete_run(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of runs that begin like this, for the shell."""
     try:
         state = context.params.get("state")
         connection = connect(Path(state) if state else None)
@@ -34,11 +35,11 @@ RUN_HELP: Final = (
     "A run: FAMILY/DROP (FAMILY/DROP#2 for its second run), FAMILY/VERSION, FAMILY@ALIAS, its name or the beginning "
     "of it, its id in Airflow, or FAMILY for its newest run."
 )
-RunArgument = Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=_complete, metavar="RUN")]
+RunArgument = Annotated[str, typer.Argument(help=RUN_HELP, autocompletion=complete_run, metavar="RUN")]
 OptionalRunArgument = Annotated[
-    str | None, typer.Argument(help=RUN_HELP, autocompletion=_complete, metavar="RUN", show_default="the newest run")
+    str | None, typer.Argument(help=RUN_HELP, autocompletion=complete_run, metavar="RUN", show_default="the newest run")
 ]
 RunsArgument = Annotated[
     list[str],
-    typer.Argument(help=f"2 to 50 runs. {RUN_HELP}", autocompletion=_complete, metavar="RUN", show_default=False),
+    typer.Argument(help=f"2 to 50 runs. {RUN_HELP}", autocompletion=complete_run, metavar="RUN", show_default=False),
 ]

@@ -81,6 +81,7 @@ def sweep(
     run = start(connection, run_id(conf, again), conf, f"--again {again + 1}")
     if not watch:
         console.print(Text(f"Follow it with the same command and --follow, or at {page(connection, run)}"))
+        console.print(Text(f"Stop it with `dropforge stop {run}`"))
         return
     raise typer.Exit(follow(connection, asked, family, run, metric))
 

@@ -34,12 +34,13 @@ class Named:
     """A run.
 
     :param title: as the person has named it. :param dag_run: its id in Airflow.
-    :param row: as MLflow gives it; None before the run was opened there.
+    :param row: as MLflow gives it; None before the run was opened there. :param dag: whose run it is in Airflow.
     """
 
     title: str
     dag_run: str
     row: Row | None = None
+    dag: str = FINETUNE
 
     @property
     def tags(self) -> Mapping[str, str]:

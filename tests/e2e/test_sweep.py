@@ -182,7 +182,9 @@ def test_a_sweep_that_a_person_ends_leaves_nothing_running(stack: Stack, data: N
     assert run.endswith("__2")
     wait("two trials that train", lambda: all(measured(stack, run, number) for number in (0, 1)), 400, stack.going)
     assert set(sweeps.noted(stack.connection.store, FAMILY, run)) == {0, 1}, "two at once"
-    stack.connection.airflow.fail_run(SWEEP, run)
+    done = typed(stack, "stop", run, "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "It is stopped, and nothing of it runs any more" in done.stdout
     assert ended(stack, run) == "failed"
     assert not stack.ranks()
     assert parent(stack, run).info.status == "KILLED"

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from dropforge.cli import checkpoints, compare, drops, queue, resume, runs, stop, submit, top
 from dropforge.cli.app import app
+from dropforge.client.airflow import FINETUNE
 from dropforge.settings import Settings
 from dropforge.stages import STAGES
 from dropforge.store import S3Store
@@ -24,7 +25,7 @@ from dropforge.terminal import Console
 
 @dataclass
 class DagRun:
-    """A run of dropforge_finetune.
+    """A run of `dropforge_finetune`, or of `dag`.
 
     `states` are those of its first stages; `error` is what the last one's log says; `xcoms` are of all its tasks.
     """
@@ -39,6 +40,7 @@ class DagRun:
     began: str = "2100-01-01T00:00:00Z"
     looks: int = 0
     ends_at_look: int = 0
+    dag: str = FINETUNE
 
     def row(self) -> dict[str, Any]:
         return {
@@ -76,7 +78,7 @@ class FakeAirflow(ThreadingHTTPServer):
 
     def answer(self, path: str) -> dict[str, Any]:
         parts = urlsplit(path)
-        _, runs, below = unquote(parts.path).partition("/dagRuns")
+        dag, runs, below = unquote(parts.path).partition("/dagRuns")
         if not runs:
             return {"is_paused": self.paused}
         if not below:
@@ -85,6 +87,8 @@ class FakeAirflow(ThreadingHTTPServer):
             return {"dag_runs": [run.row() for run in sorted(found, key=lambda run: run.began, reverse=True)]}
         name, _, rest = below.removeprefix("/").partition("/")
         run = self.dag_runs[name]
+        if not dag.endswith(f"/{run.dag}"):
+            raise KeyError(name)
         if not rest:
             run.looks += 1
             if run.looks == run.ends_at_look:

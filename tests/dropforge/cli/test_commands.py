@@ -18,6 +18,7 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from dropforge.__main__ import main as command
 from dropforge.cli.app import app
 from dropforge.cli.watch import draw, sparkline
 from dropforge.client.airflow import last_error
@@ -33,10 +34,25 @@ from dropforge.terminal import Console
 
 
 def dropforge(*words: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
-    code = "from dropforge.cli.app import main; main()"
-    command = [sys.executable, "-c", code, *words]
+    command = [sys.executable, "-m", "dropforge", *words]
     env = {"PATH": "/usr/bin:/bin", "COLUMNS": "160", "TERM": "dumb", "HOME": "/nonexistent", **more}
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
+
+
+def test_ctrl_c_while_the_command_loads_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "dropforge.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "dropforge.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        command()
+    assert (ended.value.code, capsys.readouterr()) == (130, ("", "Aborted.\n"))
 
 
 @pytest.mark.parametrize("preset", ["full", "lora", "sample", "tiny"])  # the others: test_presets

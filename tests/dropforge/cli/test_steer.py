@@ -11,11 +11,13 @@ import pytest
 from dropforge import aside, layout, sweeps, tracking
 from dropforge.cli.resume import first_unfinished
 from dropforge.cli.submit import asked, parse_change
+from dropforge.client.airflow import SWEEP
 from dropforge.client.progress import Stage
 from dropforge.errors import DropforgeError
 from dropforge.run import RunSpec
 from dropforge.stages import STAGES
 from dropforge.store import S3Store, open_store
+from dropforge.sweeps import candidate_run
 from tests.dropforge.cli.conftest import DagRun, FakeAirflow, Terminal
 
 DONE = ("success",) * STAGES.index("train")
@@ -135,6 +137,23 @@ def test_only_what_goes_on_is_stopped(
     assert (done.exit_code, "cannot be seen from here" in done.output) == (1, True)
     done = terminal("stop", "steer-x6", "-y")
     assert "Did you mean steer-6?" in str(done.exception)
+
+
+def test_a_sweep_is_stopped_by_its_id(terminal: Terminal, airflow: FakeAirflow) -> None:
+    one = airflow.add(DagRun("sweep__fam__0123", "running", ("running", "", "success"), dag=SWEEP))
+    done = terminal("stop", one.name)
+    assert (done.exit_code, "with 2 of 3 trials that run or wait" in done.output) == (1, True)
+    assert airflow.orders == []
+    one.states = ("success", "failed")
+    candidate = airflow.add(DagRun(candidate_run(one.name), "running", ("running",)))
+    done = terminal("stop", one.name, "--yes")
+    assert done.exit_code == 0, done.exception
+    assert [order["state"] for path, order in airflow.orders if path.endswith(f"{SWEEP}/dagRuns/{one.name}")] == [
+        "failed"
+    ]
+    assert "Clear `trial` at" in done.output
+    assert f"`dropforge stop {candidate.name}`" in done.output, "it is a run of its own"
+    assert "Airflow knows no such run" in str(terminal("stop", "sweep__fam__none", "-y").exception)
 
 
 def test_the_first_stage_that_did_not_succeed_runs_again() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dropforge import ledger, sweeps
 from dropforge.cli.sweep import View, look
-from dropforge.client.airflow import Airflow
+from dropforge.client.airflow import SWEEP, Airflow
 from dropforge.client.connection import Connection
 from dropforge.drop import read_drop
 from dropforge.settings import from_env
@@ -17,7 +17,7 @@ RUN = "sweep__fam__1"
 
 
 def test_what_does_not_answer_is_shown_as_it_was(terminal: Terminal, airflow: FakeAirflow, s3_store: S3Store) -> None:
-    airflow.add(DagRun(RUN, "running", ("success", "deferred")))
+    airflow.add(DagRun(RUN, "running", ("success", "deferred"), dag=SWEEP))
     by = sweeps.Member(by=RUN, parent="p", trial=0, candidate=False)
     sweeps.note(s3_store, "fam", by, "fam-0", "0" * 32)
     settings = replace(from_env(), tracking_uri="http://127.0.0.1:1")
