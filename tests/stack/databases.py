@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,8 @@ class Postgres:
         assert self.process is not None
         found = psutil.Process(self.process.pid)
         for process in [found, *found.children(recursive=True)]:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # without its server it ends by itself
+                process.kill()
         self.process.wait()
 
     def stop(self) -> None:
