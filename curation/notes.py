@@ -142,7 +142,7 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
         held.update({name: getattr(report, name) for name in ("rows", *_SHARES)})
         held["told"] += report.letters if report.dialect.get("escaped") else 0
     found: dict[str, Counter[str]] = {
-        what: Counter() for what in (_QUOTED, *_MOSTLY.values(), _LETTERS, *_OFTEN.values(), *_MISREAD.values())
+        what: Counter() for what in (_QUOTED, *_MOSTLY.values(), _LETTERS, *_OFTEN.values(), *_EVER.values())
     }
     for name, held in files.items():
         rows = held["rows"]
@@ -155,7 +155,7 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
         found[_LETTERS][name] = letters * (letters * _SOME >= rows and letters > _SOME * held["lined"])
         for seen, what in _OFTEN.items():
             found[what][name] = held[seen] * (held[seen] * _SOME >= rows)
-        for seen, what in _MISREAD.items():
+        for seen, what in _EVER.items():
             found[what][name] = held[seen] * (held[seen] * _FEW >= rows)
     return {what: +files_of for what, files_of in found.items()}
 
@@ -181,6 +181,7 @@ _SHARES: Final = (
     "letters",
     "lined",
     "replaced",
+    "terminal",
     "misread",
     "entities",
     "pictured",
@@ -190,9 +191,12 @@ _SHARES: Final = (
     "codes",
     "leaked",
 )
-_MISREAD: Final = {
+#: What is told where one row of a file in `_FEW` has it.
+_EVER: Final = {
     "replaced": "rows hold U+FFFD, which programs write for bytes that they could not read: write them again from the "
     "original",
+    "terminal": "rows hold what a terminal reads as colours or as a backspace (`\\x1b[31m`, `\\b`): write the text "
+    "alone",
     "misread": "rows are UTF-8 that was read as something else, as `Ã¤` for `ä`; `curation.unicode: repair` fixes them",
 }
 #: What is told where most rows of a file have it.

@@ -292,7 +292,7 @@ def folded_name(label: str) -> str:
     text = (unquote(text) if "%" in text else text).strip().casefold().removeprefix("__label__")
     if not text.isascii():
         # Greek capitals have no accents.
-        text = text.translate(_UMLAUTS)
+        text = _in_latin(text.translate(_UMLAUTS))
         text = unicodedata.normalize("NFC", _TONOS.sub(r"\1", unicodedata.normalize("NFD", folded(text))))
     text = text[1:] if text[:2] == '="' else text  # as Excel is told that a number is text
     for _ in range(_LAYERS):
@@ -316,6 +316,12 @@ def folded_name(label: str) -> str:
             text = _AMOUNT.sub(_plain, _AROUND_SIGNS.sub(r"\1", text))
         return _PADDED.sub("", _BETWEEN.sub("", _BESIDE.sub(r"\1", text)))
     return repr(number + 0) if abs(number) < _EXACT else str(int(Decimal(written)))
+
+
+def _in_latin(text: str) -> str:
+    """A text in small letters whose letters of Cyrillic look like Latin ones all, in Latin ones."""
+    latin = text.translate(_LOOK_ALIKE)
+    return latin if latin.isascii() else text
 
 
 def _day(text: str) -> str | None:
@@ -425,6 +431,8 @@ _PADDED: Final = re.compile(r"(?<=[^\W\d_])0+(?=[1-9])")
 _LAYERS: Final = 3
 #: As people write them on other keyboards.
 _UMLAUTS: Final = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue"})
+#: Letters of Cyrillic, and the `i` without a dot, as capitals and small ones are drawn.
+_LOOK_ALIKE: Final = str.maketrans("авекмнорстухіѕјһԁӏı", "abekmhopctyxisjhdli")
 _DASHES: Final = dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
 _PLAINER: Final = str.maketrans(
     {**_DASHES, "≥": ">=", "≤": "<=", "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'}

@@ -69,7 +69,7 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.rounded += 1
     texts = row.contents if row.text is None else (row.text,)
     odd: list[int] = []
-    lined = letters = replaced = misread = entities = pictured = cut = codes = guarded = formula = False
+    lined = letters = replaced = terminal = misread = entities = pictured = cut = codes = guarded = formula = False
     # Most are nothing of all this, which length, first and last character, and end tell at once.
     for place, text in enumerate(texts):
         if len(text) <= _LONGEST_KEPT and text in _plain:
@@ -84,6 +84,8 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         else:
             replaced = replaced or "\ufffd" in text
             misread = misread or is_misread(text)
+        if "\x1b" in text or "\b" in text:
+            terminal = True
         if lines := "\n" in text:
             lined = True
             seen = seen or "\n\n" in text[_END:]
@@ -101,8 +103,9 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.lined += 1
     elif letters:
         report.letters += 1
-    if replaced or misread or entities or pictured or cut or codes or guarded or formula:
+    if replaced or terminal or misread or entities or pictured or cut or codes or guarded or formula:
         report.replaced += replaced
+        report.terminal += terminal
         report.misread += misread
         report.entities += entities
         report.pictured += pictured

@@ -205,6 +205,7 @@ class Report:
     lined: int = 0
     letters: int = 0
     replaced: int = 0
+    terminal: int = 0
     misread: int = 0
     entities: int = 0
     pictured: int = 0

@@ -158,7 +158,7 @@ def export(
         try:
             tokenizer = portable(tokenizer)
             settings = read_settings(spec.recipe)
-            about = packaging(spec, UserCode(), local)  # nobody's code runs for an export
+            about = packaging(spec, UserCode(), local, say)  # nobody's code runs for an export
             name, commit, target = settings.base.model or "", settings.base.revision, open_store(str(staging))
             exported = export_model(built, tokenizer, target, "", _probe(built), name, commit, about, local)
             _check_tokenizer(tokenizer, staging)

@@ -150,7 +150,7 @@ def write_model(loop: Loop, made: Assembly, store: Store, spec: RunSpec, base: B
         loop.console.phase("writing the model", loop.steps)
         tokenizer = portable(made.prepared.tokenizer)
         local = made.prepared.base
-        about = packaging(spec, made.prepared.code, local)
+        about = packaging(spec, made.prepared.code, local, loop.console.say)
         name, commit = base.model or "", base.revision
         return export_model(whole, tokenizer, store, "model/", made.probe, name, commit, about, local)
     except torch.OutOfMemoryError as error:  # the recipe has proved itself: all steps are done

@@ -39,8 +39,8 @@ def stop(
     """Cancel a run or a sweep, and wait until its processes are gone.
 
     The ranks get SIGTERM and, within `compute.grace_seconds`, save a checkpoint; `dropforge resume RUN` resumes from
-    it. Of a sweep all trials end so. Nothing is deleted. Ends with 0 once none of its processes runs, also if it had ended before; with 1 if you
-    answer no, or if it cannot be checked from here whether its processes are gone.
+    it. Of a sweep all trials end so. Nothing is deleted. Ends with 0 once none of its processes runs, also if it had
+    ended before; with 1 if you answer no, or if it cannot be checked from here whether its processes are gone.
     """
     connection = connect(state)
     named = _sweep(connection, run) or find(connection, run)

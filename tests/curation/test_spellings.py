@@ -274,6 +274,8 @@ def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_sc
         ["ΘΕΤΙΚΟ", "Θετικό"],  # Greek capitals have no accents
         ["\u2764", "\u2764\ufe0f"],  # a heart, and one that is drawn in colour
         ["LABEL_0", "0", "label 0"],
+        ["spam", "s\u0440\u0430m", "S\u0420AM"],  # with letters of Cyrillic
+        ["COP", "\u0421\u041e\u0420", "\u0441\u043e\u0440"],
         ["step 1", "step_1", "Step1"],
         ["3D", "3-d"],
         ["News - World", "News-World"],
@@ -565,6 +567,16 @@ def test_line_ends_in_letters_are_told_where_hardly_a_row_has_one(make: Make, st
         told,
     ]
     assert [line.split(" rows ")[0] for line in warnings if "JSON writes them in ASCII" in line] == ["codes.jsonl: 40"]
+
+
+def test_colours_and_backspaces_of_terminals_are_told(make: Make, store: FolderStore) -> None:
+    tables = {
+        "log.jsonl": [f"\x1b[31mNumber {n}\x1b[0m is on." if n % 8 else f"b\x08bNumber {n}" for n in range(40)],
+        "clean.jsonl": [rf"Write \x1b[31m or \b, and number {n} is red." for n in range(40)],
+    }
+    made = make({name: lines(text=texts) for name, texts in tables.items()})
+    warnings = json.loads(store.get(made.files["card_json"]))["warnings"]
+    assert [line.split(" hold ")[0] for line in warnings if "a terminal reads" in line] == ["log.jsonl: 40 rows"]
 
 
 def test_characters_as_html_and_excel_write_them_are_told_where_some_of_a_file_have_them(

@@ -312,8 +312,12 @@ def test_a_row_that_cannot_be_read_any_more_is_no_example_and_no_error(toys: dic
     toys["chats"].run("unshown")
     spec = RunSpec.from_json(toys["chats"].files("unshown").get("run.json"))
     code: Any = SimpleNamespace(rows=fails)
-    assert packaging(spec, code, "").example is None
-    assert packaging(spec, UserCode(), "").example is not None
+    told: list[str] = []
+    assert packaging(spec, code, "", told.append).example is None
+    assert "as no reader of rows does" in told[0]
+    assert "also where its rows were plain texts" in told[0]
+    assert packaging(spec, UserCode(), "", told.append).example is not None
+    assert len(told) == 1
 
 
 def test_most_rows_decide_whether_a_prompt_is_a_turn_and_not_the_first_one(toys: dict[str, Toy]) -> None:
@@ -326,7 +330,7 @@ def test_most_rows_decide_whether_a_prompt_is_a_turn_and_not_the_first_one(toys:
                 replace(row, messages=None, text="A text of many words") if next(seen) < texts else row
             )
         )
-        made = packaging(spec, code, "")
+        made = packaging(spec, code, "", print)
         assert made.example is not None
         assert (made.chat, made.example.chat) == ((True, True) if texts == 1 else (False, False))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -107,9 +107,12 @@ class Packaging:
             )
 
 
-def packaging(spec: RunSpec, code: UserCode, base: str) -> Packaging:
-    """What is known of a run's model. :param base: folder of its base model on this machine; empty if it has none."""
-    rows = _first_rows(spec, code)
+def packaging(spec: RunSpec, code: UserCode, base: str, say: Callable[[str], None]) -> Packaging:
+    """What is known of a run's model.
+
+    :param base: folder of its base model on this machine; empty if it has none. :param say: told what is not known.
+    """
+    rows = _first_rows(spec, code, say)
     chats = [row for row in rows if row.messages is not None]
     chat = 2 * len(chats) >= len(rows)
     row = next(iter(chats), None) if chat else next(row for row in rows if row.messages is None)
@@ -250,9 +253,13 @@ def _architecture(folder: Path, prefix: bool) -> str:
     return "" if prefix else str(json.loads((folder / "config.json").read_text())["architectures"][0])
 
 
-def _first_rows(spec: RunSpec, code: UserCode) -> list[Row]:
+def _first_rows(spec: RunSpec, code: UserCode, say: Callable[[str], None]) -> list[Row]:
     """The first evaluation rows, as the model reads them. What cannot be read now shall not cost a trained model."""
     try:
         return list(islice(read_rows(open_store(spec.data_root), load_manifest(spec), "eval", code.rows), _LOOKED_AT))
-    except Exception:
+    except Exception as error:
+        say(
+            f"The evaluation rows cannot be read now ({error!r:.300}): the model has no example of an input, and takes "
+            "a prompt as a user's turn, also where its rows were plain texts"
+        )
         return []

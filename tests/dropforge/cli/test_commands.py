@@ -18,7 +18,7 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from dropforge.__main__ import main as command
+from dropforge.__main__ import main as run_command
 from dropforge.cli.app import app
 from dropforge.cli.watch import draw, sparkline
 from dropforge.client.airflow import last_error
@@ -51,7 +51,7 @@ def test_ctrl_c_while_the_command_loads_is_no_traceback(
     monkeypatch.delitem(sys.modules, "dropforge.cli.app")
     monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
     with pytest.raises(SystemExit) as ended:
-        command()
+        run_command()
     assert (ended.value.code, capsys.readouterr()) == (130, ("", "Aborted.\n"))
 
 
