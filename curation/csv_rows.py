@@ -156,6 +156,10 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
             reader = None
             escaped = any(b'\\"' in line.data for line in feed.taken)
             first, cause = feed.give_back(str(error))
+            if header is not None and _separated_otherwise(header, first.data):
+                yield from unclosed.end()
+                yield Fault(first.position, Reason.BAD_HEADER, _OTHER_MARKS, first.data[:HEAD])
+                return
             reason = Reason.NUL if b"\0" in first.data else Reason.BAD_QUOTES
             rest_of = 0
             if reason == Reason.BAD_QUOTES and escaped:
@@ -218,6 +222,10 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
         if cells and (cells[0][:1] == "'" or cells[-1][-1:] == "'"):  # one tells, where all texts are quoted so
             seen["single"] += any(map(stands_in_single_quotes, cells))
         record = _csv_row(header, cells, position, head, ascii=len(taken) == 1 and data.isascii())
+        if len(cells) == 1 and isinstance(record, Fault) and _separated_otherwise(header, data):
+            yield from unclosed.end()
+            yield Fault(position, Reason.BAD_HEADER, _OTHER_MARKS, head)
+            return
         if not taken[-1].ended:
             if isinstance(record, Fault) and record.reason == Reason.RAGGED and len(cells) < header.least:
                 record = record._replace(reason=Reason.TORN_FILE, detail="the file ends within a row")
@@ -255,6 +263,15 @@ _ASKED: Final = frozenset(name for first, _ in _TABLES for name in (first, first
 def _names_others(cells: Sequence[str]) -> bool:
     there = {cell.strip().lower() for cell in cells}
     return any(there.issuperset(pair) for pair in _TABLES)
+
+
+_OTHER_MARKS: Final = "the names of columns come again between other separators, as where files are joined"
+
+
+def _separated_otherwise(header: _Header, data: bytes) -> bool:
+    """Whether a line of one cell has the names of the columns between other separators."""
+    text = data.decode("utf-8", "replace").replace('"', "")
+    return any(mark in text and header.again(text.split(mark)) for mark in ",;\t|")
 
 
 _BREAK: Final = (

@@ -110,6 +110,8 @@ def _look(text: str, name: str) -> tuple[str, str] | None:
         return "looks like words with their tags", _LINES
     if _is_csv(lines):
         return "looks like a CSV table", "call it `.csv`"
+    if _is_packed(lines):
+        return "looks like a CSV table", "call it `.csv`, with the names of its columns in its first line"
     if len(lines) >= _SENTENCES and "\n\n" not in text.replace("\r", "") and all(map(_SENTENCE.search, lines)):
         return "has lines that each end like a sentence", _LINES
     if _PART.fullmatch(name) and not re.search(r"\n\s*\n", text):
@@ -119,10 +121,21 @@ def _look(text: str, name: str) -> tuple[str, str] | None:
 
 def _is_csv(lines: list[str]) -> bool:
     """Whether lines are a table whose first one names columns, and most of which have a text in quotes."""
+    rows = _cells(lines)
+    named = bool(rows) and all(re.fullmatch(r"[\w .-]{1,40}", cell) for cell in rows[0])
+    return named and 2 * sum('"' in line for line in lines) > len(lines)
+
+
+def _is_packed(lines: list[str]) -> bool:
+    """Whether lines are a table of which no cell begins with a space, as what follows a comma of prose does."""
+    rows = _cells(lines) if len(lines) >= _SENTENCES and not all(map(_SENTENCE.search, lines)) else []
+    return bool(rows) and not any(cell[:1] == " " for row in rows for cell in row[1:])
+
+
+def _cells(lines: list[str]) -> list[list[str]]:
+    """The cells of lines that have as many each, more than one, between commas; none of others."""
     try:
         rows = list(csv.reader(lines, strict=True))
     except csv.Error:
-        return False
-    width = len(rows[0])
-    named = width > 1 and all(re.fullmatch(r"[\w .-]{1,40}", cell) for cell in rows[0])
-    return named and {len(row) for row in rows} == {width} and 2 * sum('"' in line for line in lines) > len(lines)
+        return []
+    return rows if len(rows[0]) > 1 and len({len(row) for row in rows}) == 1 else []

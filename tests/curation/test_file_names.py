@@ -137,6 +137,9 @@ PROSE = "It was on.\n\nIt was off.\n"
             ("a.txt", f"Is it on{mark}It is\n" * 6, "looks like a table whose first line names no columns")
             for mark in (";", "|", '";"')
         ),
+        ("a.txt", "Is it on,It is\n" * 3 + '"Is it off, now",It is\n' * 3, "looks like a CSV table"),
+        ("a.txt", "Is it on, it is\n" * 6, None),
+        ("a.txt", "Is it on,it is.\n" * 6, "has lines that each end like a sentence"),
         ("a.txt", "It is on; it hums.\n" * 6, "has lines that each end like a sentence"),
         ("a.po", '# Ann\nmsgid "on"\nmsgstr "an"\n', "looks like messages of gettext"),
         ("a.ini", "; a lamp\n[lamp]\nstate = on\n", "looks like settings"),

@@ -306,6 +306,9 @@ def test_a_table_that_is_joined_to_one_of_other_columns_is_a_part_that_is_not_re
     rows = b"prompt,completion\na,b\nquestion,answers\nprompt,it is\n"
     assert kinds(found(tmp_path, "a.csv", rows)) == ["row"] * 3
     assert kinds(found(tmp_path, "a.csv", rows + b"Question,Answer\nc,d\n")) == ["row"] * 3 + [Reason.BAD_HEADER]
+    for mark in (b";", b"\t", b"|"):
+        other = mark.join((b'"Completion"', b"prompt")) + b"\n" + mark.join((b"yes, it is", b"c\n")) * 9
+        assert kinds(found(tmp_path, "a.csv", rows + other)) == ["row"] * 3 + [Reason.BAD_HEADER]
 
 
 def test_torn_parquet(tmp_path: Path) -> None:
