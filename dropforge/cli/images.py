@@ -31,6 +31,9 @@ ServicesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[IMAGE]...", help=f"Of {', '.join(images.SERVICES)}. [default: all]")
 ]
 RegistryOption = Annotated[str, typer.Option(metavar="HOST[/PATH]", help="Registry that the names begin with.")]
+OwnRegistryOption = Annotated[
+    str, typer.Option("--registry", metavar="HOST[/PATH]", help="Registry that the names begin with.")
+]
 TagOption = Annotated[str | None, typer.Option(help="Tag of the images. [default: Dropforge's version]")]
 OwnPlatformOption = Annotated[
     list[str] | None,
@@ -54,8 +57,8 @@ LockOption = Annotated[Path, typer.Option(help="File for the images' addresses b
 
 @app.command("build")
 def build_command(
-    registry: RegistryOption,
     services: ServicesArgument = None,
+    registry: OwnRegistryOption = "localhost",
     tag: TagOption = None,
     platform: OwnPlatformOption = None,
     build_arg: ArgumentOption = None,

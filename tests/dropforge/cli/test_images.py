@@ -7,6 +7,7 @@ import json
 import platform as machine
 import re
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,11 @@ def test_without_cosign_or_a_password_nothing_is_built(keys: Path, monkeypatch: 
 def test_what_chooses_a_stage_is_said_though_nobody_chose(keys: Path) -> None:
     assert call("build", "trainer", "--registry", "registry.example").exit_code == 0
     assert " --build-arg VARIANT=gpu " in (keys / "words").read_text()
+
+
+def test_a_build_without_a_registry_is_for_this_machine(keys: Path) -> None:
+    assert call("build", "trainer").exit_code == 0
+    assert f" localhost/dropforge-trainer:{version('dropforge')} " in (keys / "words").read_text()
 
 
 def test_images_without_a_signature_are_named(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
