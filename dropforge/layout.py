@@ -20,6 +20,7 @@
     ledger/approvals/RUN/                    what people said: start.json, and CANDIDATE-CHAMPION.json
     ledger/turns/FAMILY.json                 the run that compares and promotes now; one at a time
     ledger/moves/FAMILY.json                 who moves an alias of the family, for that moment
+    ledger/openings/FAMILY.json              who opens a run of the family, for that moment
     ledger/retrains/FAMILY.json              the fine-tune run that the calendar started last
     ledger/retrains/FAMILY/DIGEST.json       one object per retrain that came to its end: how long, and with what
     drops/.probe/ID/_SUCCESS                 what `dropforge doctor --watcher` sends; no family's name begins with a dot
@@ -238,6 +239,11 @@ def turn_key(family: str) -> str:
 def move_key(family: str) -> str:
     """Who moves an alias of the family at this moment."""
     return f"ledger/moves/{family}.json"
+
+
+def opening_key(family: str) -> str:
+    """Who opens a run of the family at this moment."""
+    return f"ledger/openings/{family}.json"
 
 
 def retrain_key(family: str) -> str:

@@ -1,29 +1,19 @@
 """One hand at a family's alias: who reads which version holds it and then moves it is not overtaken in between.
 
-MLflow has no conditional move. So whoever moves an alias holds an object in the ledger for that moment, taken by
-conditional PUT. Who was killed meanwhile takes it up again when tried anew; others take it over once they have seen it
-unchanged for `STALE` seconds of their own, whatever became of the calendar's clock meanwhile.
+MLflow has no conditional move, so whoever moves an alias holds a lock of the ledger for that moment.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Final
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from dropforge import layout
-from dropforge.errors import DropforgeError
-from dropforge.json_objects import UnreadableError, read_as
-from dropforge.store import MissingObjectError, Store
-
-STALE: Final = 600.0  # more than MLflow's client takes to give up
-_PAUSE: Final = 0.2
-_MEND: Final = "If nothing is moving the family's aliases now, delete it"
+from dropforge.lock import locked
+from dropforge.store import Store
 
 
-@contextmanager
 def moving(
     store: Store,
     family: str,
@@ -31,54 +21,7 @@ def moving(
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[None]:
-    """Hold the family's aliases; waits for others.
-
-    :param owner: who moves; the same one again needs not wait for itself. :param clock: one that nobody sets.
-    :raises DropforgeError: if others hold them for twice as long as anybody should, or it cannot be read who does.
-    """
-    key, began = layout.move_key(family), clock()
-    left, since = "", began  # tag of what another holds, and when it was seen first
-    while True:
-        holder, tag = _take(store, key, owner, left if clock() - since > STALE else "")
-        if holder == owner:
-            break
-        if clock() - began > 2 * STALE:
-            raise DropforgeError(
-                f"the aliases of {family}",
-                f"{holder} has been moving them for a long time",
-                f"Check whether it still runs; if nothing is moving them, delete {store.uri}/{key}",
-            )
-        if tag != left:
-            left, since = tag, clock()
-        sleep(_PAUSE)
-    try:
-        yield
-    finally:
-        with suppress(UnreadableError):  # no more ours; whoever comes next is told
-            if _held(store, key) == owner:
-                store.delete(key)
-
-
-def _take(store: Store, key: str, owner: str, left: str) -> tuple[str, str]:
-    """Take the object if it is free, or was left behind; who holds it then, and its tag.
-
-    :param left: tag of what was left behind.
-    """
-    # The time makes each object another one; nobody counts by it.
-    body = json.dumps({"owner": owner, "at": time.time()}).encode()
-    if store.put_if_absent(key, body):
-        return owner, ""
-    known, holder = store.stat(key), _held(store, key)
-    if known is None or holder is None:
-        return "somebody", ""  # gave it up at this moment
-    if (holder == owner or known.etag == left) and store.put_if_match(key, body, known.etag):
-        return owner, ""
-    return holder if holder != owner else "somebody", known.etag
-
-
-def _held(store: Store, key: str) -> str | None:
-    try:
-        return read_as(store, key, lambda found: str(found["owner"]), _MEND)
-    except MissingObjectError:
-        return None
+) -> AbstractContextManager[None]:
+    """Hold the family's aliases; waits for others. :param owner: who moves; the rest as of `dropforge.lock`."""
+    thing, doing = f"the aliases of {family}", "moving them"
+    return locked(store, layout.move_key(family), owner, thing, doing, clock=clock, sleep=sleep)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from dropforge_airflow.tasks import turn
+from dropforge_airflow.tasks.run import opening
 
 from curation.increments import read_head
 from dropforge import (
@@ -106,6 +107,7 @@ READERS: dict[str, tuple[str, Callable[[Store], Any], bool]] = {
     "retrains": (f"{layout.retrains_prefix('fam')}x.json", lambda store: retrains.ended(store, "fam"), False),
     "head": (layout.head_key("fam"), lambda store: read_head(store, "fam"), True),
     "move": (layout.move_key("fam"), lambda store: moves.moving(store, "fam", "me").__enter__(), True),
+    "opening": (layout.opening_key("fam"), lambda store: opening(store, "fam", "me").__enter__(), True),
     "turn": (layout.turn_key("fam"), lambda store: turn.take(store, "fam", "me", lambda _: False), True),
     "intake": (layout.rules_key("fam"), lambda store: intake_ledger.read_state(store, "fam").until, False),
     "claim": (layout.claim_key("fam", DROP, 1), lambda store: ledger.claim(store, "fam", DROP, "me"), True),

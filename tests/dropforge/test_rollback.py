@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from dropforge import layout, rollback, tracking
 from dropforge.cli.app import app
 from dropforge.errors import DropforgeError
-from dropforge.moves import STALE, moving
+from dropforge.lock import STALE
+from dropforge.moves import moving
 from dropforge.run import RunSpec
 from dropforge.settings import Settings
 from dropforge.start import model_digest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from dropforge import layout, sweeps, tracking
 from dropforge.recipes import load_recipe
 from dropforge.run import RunSpec
 from dropforge.stages import NOTHING_NEW
+from dropforge.store import S3Store
 from tests.dropforge_airflow.conftest import Yard
 
 PLAN = Plan(family="fam", drop="d1", drop_id="0" * 32, counter=1, recipe=load_recipe("tiny").plain())
@@ -29,9 +31,17 @@ def test_a_run_whose_folder_cannot_be_written_has_failed_and_is_opened_again(
 ) -> None:
     address = f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-    monkeypatch.setenv("DROPFORGE_BUCKET", "no-such-bucket")
-    with pytest.raises(ClientError, match="NoSuchBucket"):
+    write = S3Store.put
+
+    def refuse(store: S3Store, key: str, data: bytes) -> None:
+        if key.startswith(layout.RUNS):
+            raise ClientError({"Error": {"Code": "AccessDenied"}}, "PutObject")
+        write(store, key, data)
+
+    monkeypatch.setattr(S3Store, "put", refuse)
+    with pytest.raises(ClientError, match="AccessDenied"):
         open_run(PLAN, CURATED, "dag-run-1")
+    monkeypatch.setattr(S3Store, "put", write)
     mlflow = tracking.client(address)
     (failed,) = tracking.search(mlflow, tracking.TAG_RUN)
     assert failed.info.status == "FAILED"
@@ -49,6 +59,43 @@ def test_a_run_whose_folder_cannot_be_written_has_failed_and_is_opened_again(
     manifests = [opened[name]["metadata"]["annotations"]["dropforge/run-digest"] for name in ("train", "evaluate")]  # type: ignore[literal-required]
     digest = hashlib.sha256(yard.store.get(layout.run_key(opened["run"]))).hexdigest()
     assert {opened["run_digest"], found.data.tags["dropforge.run_digest"], *manifests} == {digest}
+
+
+def test_two_that_come_to_the_same_rows_at_once_open_two_runs(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    ti = SimpleNamespace(dag_id="dropforge_finetune", get_dagrun_state=lambda dag, run: "running")
+    really, take = tracking.open_run, S3Store.put_if_absent
+    named: dict[str, str] = {}
+    came = threading.Event()
+
+    def second() -> None:
+        try:
+            named["b"] = open_run(Plan(**{**PLAN, "drop_id": "1" * 32}), CURATED, "b", ti=ti)["run"]
+        finally:
+            came.set()
+
+    other = threading.Thread(target=second)
+
+    def put(store: S3Store, key: str, data: bytes) -> bool:
+        taken = take(store, key, data)
+        if other.is_alive() and not taken:
+            came.set()
+        return taken
+
+    def slowly(*words: Any) -> Any:
+        if other.ident is None:
+            other.start()
+            assert came.wait(60)
+        return really(*words)
+
+    monkeypatch.setattr(S3Store, "put_if_absent", put)
+    monkeypatch.setattr(tracking, "open_run", slowly)
+    named["a"] = open_run(PLAN, CURATED, "a", ti=ti)["run"]
+    other.join(60)
+    assert named["b"].endswith("-2"), named
+    assert yard.store.stat(layout.opening_key("fam")) is None
 
 
 def test_a_run_that_others_have_finished_and_registered_stays_as_it_is(

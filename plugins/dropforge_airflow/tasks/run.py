@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from dropforge import confirmation, gangs, in_flight, layout, provenance, sweep_tracking, sweeps, unsent
 from dropforge.forecast import Forecast
+from dropforge.lock import locked
 from dropforge.mlflow_pages import run_page
 from dropforge.recipe import Recipe
 from dropforge.recipe_params import to_params
@@ -70,13 +71,15 @@ def open_run(
         sweep = planned.get("sweep")
         sweeps.refuse_stopped(store, planned["family"], sweep)
         tags = {tracking.TAG_DAG_RUN: run_id or ""} | (sweep_tracking.trial_tags(sweep) if sweep else {})
-        spec, found = name_run(settings, planned, curated, recipe, tags, partial(_is_going, ti))
-        if found is not None:
-            log.info("%s. Tick `again` in the form, or drop it with --again, to train on it all the same", found)
-            in_flight.run_ended(store, partition_key, run_id or "")
-            raise NothingNew(found, run_page(settings.tracking_uri, found.experiment, found.mlflow_run))
-        kind = kind_for(recipe.compute)  # before anything of the run is there: its cluster may be away
-        opened = tracking.open_run(settings.tracking_uri, spec, to_params(recipe), tags)
+        # Of two that come to the same rows at once, the second sees what the first has opened.
+        with opening(store, planned["family"], run_id or ""):
+            spec, found = name_run(settings, planned, curated, recipe, tags, partial(_is_going, ti))
+            if found is not None:
+                log.info("%s. Tick `again` in the form, or drop it with --again, to train on it all the same", found)
+                in_flight.run_ended(store, partition_key, run_id or "")
+                raise NothingNew(found, run_page(settings.tracking_uri, found.experiment, found.mlflow_run))
+            kind = kind_for(recipe.compute)  # before anything of the run is there: its cluster may be away
+            opened = tracking.open_run(settings.tracking_uri, spec, to_params(recipe), tags)
         spec = replace(spec, tracking=opened)
         # The teardown ends only runs whose task has succeeded.
         with tracking.failed_by_error(settings.tracking_uri, opened.run_id):
@@ -114,6 +117,11 @@ def open_run(
         evaluate=evaluate,
         sweep=sweep,
     )
+
+
+def opening(store: Store, family: str, run_id: str) -> AbstractContextManager[None]:
+    """Hold the names of the family's runs; waits for others. :param run_id: of Airflow's run that opens one."""
+    return locked(store, layout.opening_key(family), run_id, f"runs of family {family}", "opening one")
 
 
 def name_run(
