@@ -15,6 +15,7 @@ from dropforge.store import MissingObjectError, Store
 from dropforge.text import read_count
 
 NAME = "approved"
+_WITHDRAWN: Final = "withdrawn"
 _MEND: Final = "Delete it, and answer again"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _ABOUT: Final = re.compile(rf"({_DIGEST.pattern}) instead of (None|[0-9]+)")
@@ -85,6 +86,8 @@ def read(store: Store, run: str, pair: Pair) -> Answer | None:
     def answer(kept: Mapping[str, Any]) -> Answer | None:
         if (kept["candidate"], kept["champion"]) != (pair.candidate, pair.champion):
             return None  # a key holds a part of the digest only
+        if _WITHDRAWN in kept:
+            return None
         return typed(Answer(kept["promote"], kept["by"], str(kept["at"]), kept.get("id")))
 
     try:
@@ -97,6 +100,19 @@ def write(store: Store, run: str, pair: Pair, answer: Answer) -> None:
     """Keep an answer; a later one takes its place."""
     body = json.dumps({**asdict(pair), **asdict(answer)}, indent=1, ensure_ascii=False)
     store.put(layout.approval_key(run, pair.candidate, pair.champion), body.encode())
+
+
+def withdraw(store: Store, run: str, pair: Pair) -> bool:
+    """Have the answer for this candidate and champion count no more, since it is asked anew; whether there was one.
+
+    What was said stays beside it, to be read by people.
+    """
+    answer = read(store, run, pair)
+    if answer is None:
+        return False
+    body = json.dumps({**asdict(pair), _WITHDRAWN: asdict(answer)}, indent=1, ensure_ascii=False)
+    store.put(layout.approval_key(run, pair.candidate, pair.champion), body.encode())
+    return True
 
 
 def answered(verdict: Verdict, answer: Answer | None, *, people: Collection[str] = (), silence: bool = True) -> Verdict:

@@ -67,6 +67,11 @@ def tell_best(tracking_uri: str, parent: str, winner: Outcome, metric: str, text
 
     assert winner.value is not None
     mlflow = tracking.client(tracking_uri)
+    before = mlflow.get_run(parent).data.tags
+    if before.get(tracking.TAG_BEST) != winner.run:  # what became of another trial's model is not told of this one
+        for name in (tracking.TAG_VERSION, tracking.TAG_VERDICT):
+            if name in before:
+                mlflow.delete_tag(parent, name)
     tags = {tracking.TAG_BEST: winner.run, "dropforge.best_trial": str(winner.number)}
     now = int(time.time() * 1000)
     mlflow.log_batch(

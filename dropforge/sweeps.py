@@ -71,7 +71,10 @@ def trial_run(by: str, number: int) -> str:
 
 
 def candidate_run(by: str) -> str:
-    """The fine-tune run that judges and registers the best trial's model. The sweep's drop is claimed for it."""
+    """The fine-tune run that judges and registers the best trial's model. The sweep's drop is claimed for it.
+
+    The run of a trial that turns out better later begins with this name, see `keep_result`.
+    """
     return f"{CANDIDATE_RUN}{by}"[:_DAG_RUN]
 
 
@@ -210,10 +213,36 @@ def table(found: Sequence[Outcome], told: Mapping[int, str], metric: str, winner
     return markdown_table(head, rows, {*head} - {"values", "state"})
 
 
-def keep_result(store: Store, family: str, by: str, found: Sequence[Outcome], winner: int) -> None:
-    """Write down what came of a sweep."""
-    body = {"best": winner, "trials": [asdict(one) for one in found]}
-    store.put(f"{layout.sweep_prefix(family, by)}result.json", json.dumps(body, indent=1).encode())
+def keep_result(store: Store, family: str, by: str, found: Sequence[Outcome], winner: int) -> str:
+    """Write down what came of a sweep; the fine-tune run that judges the best trial's model.
+
+    A trial that was cleared may be better than the one that was judged before, and then is judged by a run of its own.
+    """
+    candidates = _candidates(store, family, by)
+    first = candidate_run(by)
+    run = candidates.get(winner) or (f"{first}__{winner}" if first in candidates.values() else first)
+    named = {str(number): name for number, name in (candidates | {winner: run}).items()}
+    body = {"best": winner, "candidates": named, "trials": [asdict(one) for one in found]}
+    store.put(_result_key(family, by), json.dumps(body, indent=1).encode())
+    return run
+
+
+def _candidates(store: Store, family: str, by: str) -> dict[int, str]:
+    """The fine-tune runs that have judged best trials, by the trials' numbers."""
+
+    def known(values: Mapping[str, Any]) -> dict[int, str]:
+        # An earlier version kept the best one alone.
+        named = values.get("candidates", {str(values["best"]): candidate_run(by)})
+        return {int(number): str(run) for number, run in named.items()}
+
+    try:
+        return read_as(store, _result_key(family, by), known)
+    except MissingObjectError:
+        return {}
+
+
+def _result_key(family: str, by: str) -> str:
+    return f"{layout.sweep_prefix(family, by)}result.json"
 
 
 def _done(number: int, run: str, report: Mapping[str, Any], metric: str) -> tuple[str, Outcome]:

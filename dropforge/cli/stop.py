@@ -123,11 +123,10 @@ def _resumed_by(connection: Connection, named: Named) -> str:
     if named.dag == FINETUNE:
         return f"`dropforge resume {named.title}` resumes it"
     told = f"Clear `trial` at {connection.airflow.page(SWEEP, named.dag_run)} to resume it"
-    candidate = sweeps.candidate_run(named.dag_run)
-    with suppress(NoSuchRunError):
-        state = str(connection.airflow.dag_run(FINETUNE, candidate)["state"])
-        if state not in ENDED:
-            told += f"\nThe run of its best trial is {state}, and is stopped by itself: `dropforge stop {candidate}`"
+    for state in ("queued", "running"):
+        for run in connection.airflow.newest_runs(FINETUNE, 100, state=state):
+            if (name := str(run["dag_run_id"])).startswith(sweeps.candidate_run(named.dag_run)):
+                told += f"\nThe run of its best trial is {state}, and is stopped by itself: `dropforge stop {name}`"
     return told
 
 

@@ -19,7 +19,7 @@ from dropforge import sweep_tracking, sweeps, tracking
 from dropforge.cli.connect import StateOption
 from dropforge.cli.recipes import FamilyOption
 from dropforge.cli.submit import OTHER, check, source, tell_paused
-from dropforge.client.airflow import SWEEP, NoSuchRunError
+from dropforge.client.airflow import SWEEP, NoSuchRunError, RunExistsError
 from dropforge.client.connection import Connection, connect
 from dropforge.client.patience import Patience, asking_mlflow
 from dropforge.client.progress import ENDED
@@ -101,11 +101,15 @@ def start(connection: Connection, run: str, conf: dict[str, Any], anew: str) -> 
     try:
         there = airflow.dag_run(SWEEP, run)
     except NoSuchRunError:
-        airflow.trigger(SWEEP, conf, run)
-        console.print(Text(f"Sweep {run}: {page(connection, run)}"))
-        if airflow.is_paused(SWEEP):
-            tell_paused(SWEEP, "sweep")
-        return run
+        try:
+            airflow.trigger(SWEEP, conf, run)
+        except RunExistsError:  # started from another terminal at this moment
+            there = airflow.dag_run(SWEEP, run)
+        else:
+            console.print(Text(f"Sweep {run}: {page(connection, run)}"))
+            if airflow.is_paused(SWEEP):
+                tell_paused(SWEEP, "sweep")
+            return run
     if there["state"] == "failed":
         raise DropforgeError(
             f"sweep {run}",

@@ -71,6 +71,10 @@ class NoSuchRunError(DropforgeError):
     """Airflow has no DAG run of this name."""
 
 
+class RunExistsError(DropforgeError):
+    """Airflow has a DAG run of this name already."""
+
+
 class Airflow:
     """A client that logs in when it must; every answer is JSON of Airflow's, or an error that says that it is not.
 
@@ -144,6 +148,8 @@ class Airflow:
                 f"See the import errors on {self.url}/dags: its file may be broken, or gone",
             )
         detail = _detail(data)
+        if status == 409 and method == "POST" and path.endswith("/dagRuns"):
+            return RunExistsError("run", f"Airflow has one of this name ({detail})", "List runs with `dropforge runs`")
         if status in {401, 403}:
             login = f"user {self.user!r}" if self.user else "an anonymous user (AIRFLOW_USERNAME is not set)"
             return DropforgeError(
@@ -295,7 +301,10 @@ class Airflow:
         raise self._strange(path, "a list that does not end")
 
     def trigger(self, dag: str, conf: dict[str, Any], run: str | None = None) -> str:
-        """Start a DAG run as the form does; returns its id. :param run: the id it shall have."""
+        """Start a DAG run as the form does; returns its id. :param run: the id it shall have.
+
+        :raises RunExistsError: if there is one of that id.
+        """
         body = {"logical_date": None, "conf": conf} | ({"dag_run_id": run} if run else {})
         answer = self._ask("POST", f"/api/v2/dags/{dag}/dagRuns", json=body)
         return str(answer["dag_run_id"])

@@ -31,5 +31,8 @@ class ApproveOperator(AskPersonOperator):
     def tell(self, text: str) -> None:
         approval.tell_asked(self.opened, text)
 
+    def withdraw(self, about: str) -> None:
+        approval.withdraw(self.opened, about, self.families)
+
     def take(self, about: str, *, yes: bool, by: str | None, at: datetime, user: str | None) -> str:
         return approval.take_answer(self.opened, about, self.families, promoted=yes, by=by, at=at, user=user)

@@ -99,6 +99,12 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         """Show in MLflow that the run waits for a person."""
         raise NotImplementedError
 
+    def withdraw(self, about: str) -> None:
+        """Have an answer of before a clear count no more. Called before the question is shown, also for the first time.
+
+        :param about: of the question.
+        """
+
     def take(self, about: str, *, yes: bool, by: str | None, at: datetime, user: str | None) -> str:
         """Keep the answer, and show it in MLflow; in one line. It may be called again with the same answer.
 
@@ -176,6 +182,7 @@ class AskPersonOperator(ResumableTask, HITLOperator):
         self.response_timeout = timedelta(hours=question.deadline_hours)
         until = datetime.now(UTC) + self.response_timeout
         page = self.generate_link_to_ui_from_context(context=context)
+        self.withdraw(question.about)
         self.tell(f"asked until {until:%FT%TZ}: {page}")
         self.log.info("%s\n\nThe answer is waited for until %s: %s", self.body, f"{until:%FT%TZ}", page)
         asked = AskedQuestion(

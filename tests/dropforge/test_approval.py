@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dropforge import approval, confirmation
+from dropforge import approval, confirmation, layout
 from dropforge.approval import Answer, Pair, answered
 from dropforge.install.access import COMPONENTS
 from dropforge.json_objects import UnreadableError
@@ -101,3 +101,15 @@ def test_an_answer_is_for_one_candidate_against_one_champion(store: Store) -> No
     approval.write(store, "run-1", first, Answer(False, "bob", AT))
     assert approval.read(store, "run-1", first) == Answer(False, "bob", AT)
     assert approval.read(store, "run-1", none) == Answer(False, None, AT)
+
+
+def test_an_answer_that_is_asked_anew_counts_no_more_and_can_be_read_by_people(store: Store) -> None:
+    pair = Pair("a" * 64, "3")
+    assert not approval.withdraw(store, "run-1", pair)
+    approval.write(store, "run-1", pair, Answer(True, "ann", AT))
+    assert approval.withdraw(store, "run-1", pair)
+    assert approval.read(store, "run-1", pair) is None
+    assert not approval.withdraw(store, "run-1", pair)
+    assert b'"ann"' in store.get(layout.approval_key("run-1", pair.candidate, pair.champion))
+    approval.write(store, "run-1", pair, Answer(False, "bob", AT))
+    assert approval.read(store, "run-1", pair) == Answer(False, "bob", AT)

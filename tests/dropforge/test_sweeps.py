@@ -66,6 +66,16 @@ def test_the_best_is_the_first_of_equal_ones_in_the_metrics_direction() -> None:
     assert sweeps.best([Outcome(0, "failed")], "lower") is None
 
 
+def test_a_trial_that_is_better_later_is_judged_by_a_run_of_its_own(store: Store) -> None:
+    first = sweeps.candidate_run(BY)
+    for number, run in ((1, first), (0, f"{first}__0"), (1, first), (0, f"{first}__0"), (2, f"{first}__2")):
+        assert sweeps.keep_result(store, "fam", BY, [], number) == run
+    key = next(info.key for info in store.list("sweeps/") if info.key.endswith("result.json"))
+    store.put(key, b'{"best": 1, "trials": []}')  # as earlier versions kept it
+    assert sweeps.keep_result(store, "fam", BY, [], 0) == f"{first}__0"
+    assert sweeps.keep_result(store, "fam", BY, [], 1) == first
+
+
 def test_figures_of_other_rows_are_not_compared(store: Store) -> None:
     trained(store, 0, 2.5)
     trained(store, 1, 2.0, dataset="other")
@@ -128,3 +138,7 @@ def test_one_run_in_mlflow_with_its_trials_below(mlflow_server: str) -> None:
         "0",
     )
     assert len(tracking.search(mlflow, tracking.TAG_PARENT, parent, family=family)) == 2
+    sweep_tracking.tell_best(mlflow_server, parent, Outcome(0, "done", "r", 5.0, 10), "eval/loss", "")
+    assert mlflow.get_run(parent).data.tags[tracking.TAG_VERSION] == "4"
+    sweep_tracking.tell_best(mlflow_server, parent, Outcome(1, "done", "s", 4.0, 10), "eval/loss", "")
+    assert tracking.TAG_VERSION not in mlflow.get_run(parent).data.tags, "it is the other trial's"

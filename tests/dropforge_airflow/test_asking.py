@@ -53,12 +53,17 @@ class Asker(AskPersonOperator):
         self.away = 0
         self.about = "this model"
         self.taken: list[tuple[bool, str | None, datetime]] = []
+        self.withdrawn = 0
 
     def question(self) -> Question | str:
         return Question("?", "", self.about, yes=False, deadline_hours=2, people=self.people)
 
     def tell(self, text: str) -> None:
         pass
+
+    def withdraw(self, about: str) -> None:
+        assert about == self.about
+        self.withdrawn += 1
 
     def take(self, about: str, *, yes: bool, by: str | None, at: datetime, user: str | None) -> str:
         assert about == self.about
@@ -100,8 +105,9 @@ def test_an_answer_outlives_the_try_that_could_not_keep_it(option: str, user: st
     assert asker.execute(context(store, attempt=4)) == {"asked": True, "told": "taken"}
     assert asker.taken == [(option == "Yes", user, AT)] * 2
     assert shown == ["?"]
+    assert asker.withdrawn == 1
     asks(asker, context(store, clears=1))  # only a clear asks again
-    assert shown == ["?", "?"]
+    assert (shown, asker.withdrawn) == (["?", "?"], 2)
 
 
 @pytest.mark.parametrize("about", [{}, {"about": ""}])

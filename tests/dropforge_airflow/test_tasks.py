@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from dropforge_airflow import connection
+from dropforge_airflow.approve import ApproveOperator
 from dropforge_airflow.asking import Question
 from dropforge_airflow.tasks import approval as asked_approval
 from dropforge_airflow.tasks import data, foresee, promote, run, turn
@@ -28,6 +29,7 @@ from dropforge.recipes import load_recipe
 from dropforge.run import RunSpec
 from dropforge.settings import from_env
 from dropforge.store import Store
+from tests.dropforge_airflow.conftest import Yard
 
 RECIPE = load_recipe("tiny")
 ENV = {"DROPFORGE_BUCKET": "b", "MLFLOW_TRACKING_URI": "http://127.0.0.1:1"}
@@ -154,6 +156,20 @@ def test_where_a_person_is_asked_only_a_yes_to_this_pair_promotes(store: Store) 
     assert not promote.judge(store, opened)[3].promote
     approval.write(store, opened["run"], approval.Pair("a" * 64, "3"), yes)
     assert promote.judge(store, opened)[3].promote
+
+
+def test_a_yes_of_before_a_clear_promotes_nothing_while_it_is_asked_anew(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may change tasks can mark the open question as done."""
+    opened = measured(yard.store, approval={"people": ["ann"]})
+    pair, told = approval.Pair("a" * 64, "3"), list[str]()
+    approval.write(yard.store, opened["run"], pair, approval.Answer(True, "ann", "2026-11-24T05:00:00Z", "ann"))
+    assert promote.judge(yard.store, opened)[3].promote
+    monkeypatch.setattr(promote, "decide", lambda *_: told.append(promote.judge(yard.store, opened)[3].reason))
+    ApproveOperator(task_id="approve", opened=opened).withdraw(pair.about)
+    assert told == [promote.judge(yard.store, opened)[3].reason]
+    assert "awaiting approval" in told[0]
 
 
 def test_a_run_that_is_older_than_its_family_s_reviewers_is_not_promoted_past_them(

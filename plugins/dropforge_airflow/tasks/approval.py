@@ -77,6 +77,17 @@ def tell_asked(opened: Opened, text: str) -> None:
     tracking.note(from_env().tracking_uri, opened["mlflow_run"], tracking.TAG_APPROVAL, text)
 
 
+def withdraw(opened: Opened, about: str, families: str | None = None) -> None:
+    """Have a person's word of before a clear count no more: who is asked anew has not said it.
+
+    :param about: what the question is about.
+    """
+    pair = Pair.asked(about)
+    if pair is not None and approval.withdraw(connection.open_store(from_env().bucket), opened["run"], pair):
+        log.info("The answer of before does not count any more: it is asked anew")
+        promote.decide(opened, families)
+
+
 def take_answer(
     opened: Opened,
     about: str,

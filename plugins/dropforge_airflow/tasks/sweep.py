@@ -244,13 +244,13 @@ def best(ti: Any = None) -> Chosen:
     sweep_tracking.reopen(settings.tracking_uri, planned["parent"])
     if winner is None:
         raise AirflowFailException(f"No trial of sweep {by} came to its end with a finite {metric}: see their runs")
-    sweeps.keep_result(store, family, by, found, winner.number)
+    run = sweeps.keep_result(store, family, by, found, winner.number)
     sweep_tracking.tell_best(settings.tracking_uri, planned["parent"], winner, metric, text)
     trial = planned["trials"][winner.number]
     log.info("Trial %d is the best: %s. Its run is %s", winner.number, trial["told"], winner.run)
     return Chosen(
         number=winner.number,
-        run=sweeps.candidate_run(by),
+        run=run,
         conf={**trial["conf"], "sweep": {**trial["conf"]["sweep"], "candidate": True}},
         note=f"The best of sweep {by}: trial {winner.number}, {trial['told']}",
     )

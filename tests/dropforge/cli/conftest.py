@@ -57,12 +57,14 @@ class FakeAirflow(ThreadingHTTPServer):
     """The answers of Airflow's API that the commands read, in its shapes.
 
     :ivar away: how many of the next questions get no such answer. :ivar denied: whether nobody may change anything.
+    :ivar unseen: runs that come just before one of the same name is triggered.
     :ivar orders: what it was told to do. :ivar submitted: what becomes of a run that is triggered.
     """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.dag_runs: dict[str, DagRun] = {}
+        self.unseen: dict[str, DagRun] = {}
         self.away = 0
         self.denied = self.paused = False
         self.orders: list[tuple[str, dict[str, Any]]] = []
@@ -136,6 +138,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.server.denied:
             self._say(403, b'{"detail": "Forbidden"}')
+        elif self.path.endswith("/dagRuns") and body.get("dag_run_id") in self.server.unseen:
+            self.server.dag_runs |= self.server.unseen
+            self._say(409, b'{"detail": {"reason": "Unique constraint violation"}}')
         else:
             self._say(200, json.dumps(self.server.obey(self.path, body)).encode())
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from dropforge import ledger, sweeps
-from dropforge.cli.sweep import View, look
+from dropforge.cli.sweep import View, look, run_id
 from dropforge.client.airflow import SWEEP, Airflow
 from dropforge.client.connection import Connection
 from dropforge.drop import read_drop
 from dropforge.settings import from_env
 from dropforge.store import S3Store
+from dropforge.sweep import read_sweep
 from tests.dropforge.cli.conftest import DagRun, FakeAirflow, Terminal
 
 RUN = "sweep__fam__1"
@@ -43,3 +45,14 @@ def test_the_data_of_a_sweep_have_no_run_before_its_best_trial_is_known(
     assert f"drop fam/swept: {RUN} trains on it, and which of its trials is the best is not known yet" in told
     airflow.add(DagRun(sweeps.candidate_run(RUN), "success", ("success",)))
     assert terminal("follow", "fam/swept").exit_code == 0
+
+
+def test_a_sweep_that_another_terminal_starts_at_this_moment_was_started_before(
+    terminal: Terminal, airflow: FakeAirflow, tmp_path: Path
+) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("recipe: {extends: tiny}\nspace: {train.learning_rate: [1.0e-3, 1.0e-2]}\n")
+    name = run_id({"sweep": read_sweep(file).plain(), "family": "fam", "drop": "one"})
+    airflow.unseen[name] = DagRun(name, "running", ("running",), dag=SWEEP)
+    done = terminal("sweep", str(file), "--family", "fam", "--drop", "one")
+    assert (done.exit_code, f"Sweep {name} was started before: running" in done.output) == (0, True), done.exception
