@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
+from curation.page import visible
+
 WIDE, HALF = 920, 450
 
 
@@ -30,7 +32,7 @@ def bars(rows: Sequence[Bar], title: str) -> str:
         top = index * pitch
         parts.append(
             f'<text x="{label_width - 12}" y="{top + 20}" class="label" text-anchor="end">{escape(label)}'
-            f"<title>{escape(row.label)}</title></text>"
+            f"<title>{escape(visible(row.label))}</title></text>"
         )
         parts.append(f'<rect x="{label_width}" y="{top + 7}" width="{room}" height="{thick}" rx="4" class="track"/>')
         x = float(label_width)
@@ -41,10 +43,10 @@ def bars(rows: Sequence[Bar], title: str) -> str:
             width = max(1.5, value / largest * room)
             parts.append(
                 f'<rect x="{x:.1f}" y="{top + 7}" width="{width:.1f}" height="{thick}" rx="2" fill="var({colour})">'
-                f"<title>{escape(tip)}</title></rect>"
+                f"<title>{escape(visible(tip))}</title></rect>"
             )
             x += width
-        parts.append(f'<text x="{WIDE - 138}" y="{top + 20}" class="note">{escape(row.note)}</text>')
+        parts.append(f'<text x="{WIDE - 138}" y="{top + 20}" class="note">{escape(visible(row.note))}</text>')
     return _svg(parts, WIDE, len(rows) * pitch + 4, title)
 
 
@@ -64,7 +66,7 @@ def pairs(rows: Sequence[tuple[str, float, float]], title: str) -> str:
         tip = f"{name}: {shares[0]:.2%} before, {shares[1]:.2%} now"
         parts.append(
             f'<text x="{label_width - 12}" y="{top + 20}" class="label" text-anchor="end">{escape(label)}'
-            f"<title>{escape(name)}</title></text>"
+            f"<title>{escape(visible(name))}</title></text>"
         )
         for number, (share, colour) in enumerate(zip(shares, ("--before", "--train"), strict=True)):
             y = top + number * (thick + 1)
@@ -72,7 +74,7 @@ def pairs(rows: Sequence[tuple[str, float, float]], title: str) -> str:
             parts.append(
                 f'<rect x="{label_width}" y="{y}" width="{room}" height="{thick}" class="track"/>'
                 f'<rect x="{label_width}" y="{y}" width="{width:.1f}" height="{thick}" rx="2" fill="var({colour})">'
-                f"<title>{escape(tip)}</title></rect>"
+                f"<title>{escape(visible(tip))}</title></rect>"
                 f'<text x="{WIDE - 138}" y="{y + 12}" class="note">{share:.1%}</text>'
             )
     return _svg(parts, WIDE, len(rows) * pitch + 4, title)
@@ -80,6 +82,7 @@ def pairs(rows: Sequence[tuple[str, float, float]], title: str) -> str:
 
 def _labels(names: Sequence[str]) -> tuple[list[str], int]:
     """Names that are not too long, and the room that they take."""
+    names = [visible(name) for name in names]
     labels = [name if len(name) <= 26 else f"{name[:12]}…{name[-13:]}" for name in names]
     return labels, max(170, 24 + 8 * max(map(len, labels)))
 
@@ -114,7 +117,7 @@ def histogram(bins: Mapping[str, Sequence[int]], edges: Sequence[int], colours: 
             tip = f"{split}: {values[index]:,} rows from {short(low)} to below {high}"
             parts.append(
                 f'<rect x="{x + 2:.1f}" y="{y:.1f}" width="{step - 4:.1f}" height="{tall:.1f}" rx="2"'
-                f' fill="var({colours[split]})"><title>{escape(tip)}</title></rect>'
+                f' fill="var({colours[split]})"><title>{escape(visible(tip))}</title></rect>'
             )
         parts.append(f'<text x="{x:.1f}" y="{base + 16}" class="tick" text-anchor="middle">{short(low)}</text>')
     return _svg(parts, HALF, base + 24, title)
@@ -148,7 +151,7 @@ def outline(before: Sequence[int], after: Sequence[int], edges: Sequence[int], t
         parts.append(
             f'<rect x="{x:.1f}" y="{base - tall:.1f}" width="{step:.1f}" height="{tall:.1f}" fill="var(--before)"/>'
             f'<rect x="{x:.1f}" y="{base - height}" width="{step:.1f}" height="{height}" fill-opacity="0">'
-            f"<title>{escape(tip)}</title></rect>"
+            f"<title>{escape(visible(tip))}</title></rect>"
         )
         line += f"V{top:.1f}H{x + step:.1f}"
         parts.append(f'<text x="{x:.1f}" y="{base + 16}" class="tick" text-anchor="middle">{short(low)}</text>')

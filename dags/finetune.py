@@ -128,8 +128,11 @@ with DAG(
 
     # It fails because another task did, whose callback has the reason.
     closed = step(run.close_run, RunTask, on_failure_callback=None)(opened)
+    # Of a run that a person ends before `open_run` the teardown above is skipped with its setup.
+    watched = step(run.watcher, on_failure_callback=None)()
 
     chain(checked, open_run, confirmed, tokenise, train, champion)
-    chain(champion, evaluate, decided, approved, registered, reported, closed)
+    chain(champion, evaluate, decided, approved, registered, reported, [closed, watched])
     closed.as_teardown(setups=open_run, on_failure_fail_dagrun=True)
+    watched.as_teardown(on_failure_fail_dagrun=True)
     draw_chain(dag)

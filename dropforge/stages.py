@@ -20,7 +20,11 @@ STAGES: Final = (
     "report",
     "close_run",
 )
-#: XCom of `open_run` where nothing is left to do: the run that has done it (`dropforge.tracking.Finished`).
+#: Looks at how a run ended, beside `close_run`; it is no stage of it.
+WATCHER: Final = "watcher"
+#: The tasks that fail because another one has.
+TEARDOWNS: Final = frozenset({"close_run", WATCHER})
+#: XCom of `plan` or `open_run` where nothing is left to do: the run that has done it (`dropforge.tracking.Finished`).
 NOTHING_NEW: Final = "nothing_new"
 #: Those that are jobs of the run's own.
 JOBS: Final = ("tokenise", "train", "evaluate")

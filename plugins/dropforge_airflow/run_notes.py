@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from airflow.listeners import hookimpl
 
-from dropforge.stages import NOTHING_NEW
+from dropforge.stages import NOTHING_NEW, TEARDOWNS
 
 _DAG: Final = "dropforge_finetune"
 _RUN, _RESULT = "Run: ", "Result: "
@@ -66,8 +66,8 @@ def of_plan(ended: Ended) -> str:
 def result(state: str, ended: Ended) -> str:
     """What came of a run."""
     listed, decided = ended.made.get("register"), ended.made.get("decide")
-    failed = sorted(name for name, found in ended.states.items() if found == "failed" and name != "close_run")
-    skipped = sorted(name for name, found in ended.states.items() if found == "skipped")
+    failed = sorted(name for name, found in ended.states.items() if found == "failed" and name not in TEARDOWNS)
+    skipped = sorted(name for name, found in ended.states.items() if found == "skipped" and name not in TEARDOWNS)
     if state == "success" and isinstance(listed, Mapping):
         word = "promoted" if listed.get("promoted") else "not promoted"
         # The verdict of `decide` may still wait for a person.

@@ -64,6 +64,13 @@ def test_page_is_whole_and_needs_nothing_else(card: tuple[Manifest, str, Any]) -
     assert names >= {"svg", "rect", "table", "details"}
 
 
+def test_what_steers_a_reader_is_spelled_out_in_plots() -> None:
+    odd = "\x1b]0;title\x07\u202eexe"
+    made = bars([Bar(odd, [("--train", 3, f"{odd}: 3")], odd)], "rows") + pairs([(odd, 0.5, 0.2)], "shares")
+    assert not {"\x1b", "\x07", "\u202e"} & set(made)
+    assert "\\u202e" in made
+
+
 def test_page_shows_the_figures_and_the_faults(card: tuple[Manifest, str, Any]) -> None:
     manifest, text, data = card
     for number in (manifest.counts["input"], manifest.counts["train"], manifest.counts["eval"]):

@@ -140,16 +140,20 @@ def test_the_chain_of_tasks(parsed: Any) -> None:
     tasks = {item["__var"]["task_id"]: item["__var"] for item in parsed["dags"]["dropforge_finetune"]["dag"]["tasks"]}
     chain = "plan curate check_data open_run confirm tokenise train champion evaluate decide approve register report"
     order = [*chain.split(), "close_run"]
-    assert sorted(tasks) == sorted(order)
+    assert sorted(tasks) == sorted([*order, "watcher"])
     drawn = {name: set(task.get("downstream_task_ids") or ()) for name, task in tasks.items()}
     # Arguments of early tasks would draw an edge to each task that reads them.
-    assert drawn == {name: set() for name in order} | {before: {after} for before, after in pairwise(order)} | {
-        "open_run": {"confirm", "close_run"}
+    assert drawn == {name: set() for name in tasks} | {before: {after} for before, after in pairwise(order)} | {
+        "open_run": {"confirm", "close_run"},
+        "report": {"close_run", "watcher"},
     }
     assert tasks["open_run"]["is_setup"]
     assert tasks["close_run"]["is_teardown"]
     # The run's state is its teardown's: a run that a person ends has only skipped tasks before that.
     assert tasks["close_run"]["on_failure_fail_dagrun"]
+    # Which is skipped with its setup where a person ends the run before that.
+    assert tasks["watcher"]["is_teardown"]
+    assert tasks["watcher"]["on_failure_fail_dagrun"]
 
 
 def test_the_log_of_the_training_has_a_limit(parsed: Any) -> None:
@@ -208,7 +212,7 @@ def test_no_task_fails_while_a_service_is_away_for_five_minutes(parsed: Any, nam
         return float(of["__var"] if isinstance(of, dict) else of)
 
     dag = parsed["dags"][name]["dag"]
-    assert len(dag["tasks"]) == {"dropforge_finetune": 14, "dropforge_intake": 1}[name]
+    assert len(dag["tasks"]) == {"dropforge_finetune": 15, "dropforge_intake": 1}[name]
     for task in (item["__var"] for item in dag["tasks"]):
         delay, most = seconds(task["retry_delay"]), seconds(task.get("max_retry_delay", 1e9))
         factor = task.get("retry_exponential_backoff") or 1

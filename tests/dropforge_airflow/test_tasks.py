@@ -7,9 +7,11 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from dropforge_airflow import connection
 from dropforge_airflow.approve import ApproveOperator
 from dropforge_airflow.asking import Question
@@ -43,7 +45,7 @@ DONE = dict.fromkeys(["plan", "train", "evaluate", "report"], "success")
     ("states", "status", "task"),
     [
         (DONE, "FINISHED", ""),
-        ({**DONE, "close_run": "running"}, "FINISHED", ""),
+        ({**DONE, "close_run": "running", "watcher": "failed"}, "FINISHED", ""),
         ({**DONE, "train": "failed", "evaluate": "upstream_failed", "report": "upstream_failed"}, "FAILED", "train"),
         ({**DONE, "report": "failed"}, "FAILED", "report"),
         # What Airflow leaves when a person marks the run as failed.
@@ -54,6 +56,40 @@ DONE = dict.fromkeys(["plan", "train", "evaluate", "report"], "success")
 )
 def test_how_a_run_ended(states: dict[str, str | None], status: str, task: str) -> None:
     assert run.ending(states) == (status, task)
+
+
+@pytest.mark.parametrize(
+    ("states", "told", "left"),
+    [
+        (["success"] * 4, {}, None),
+        (["success", "failed", "skipped", "skipped"], {}, "curate, before it was opened: failed"),
+        (["success", "skipped", "skipped", "skipped"], {}, "curate, before it was opened: skipped"),
+        (["success", "success", "success", "skipped"], {}, "open_run, before it was opened: skipped"),
+        (["failed", "upstream_failed", "upstream_failed", "upstream_failed"], {}, "plan, before it was opened: failed"),
+        ([None, None, None, None], {}, "plan, before it was opened: None"),
+        (["success", "failed", "skipped", "skipped"], {"plan": "of before"}, "curate, before it was opened: failed"),
+        (["skipped"] * 4, {"plan": "run a has taken it"}, "run a has taken it"),
+        (["success", "success", "success", "skipped"], {"open_run": "the same rows"}, "the same rows"),
+    ],
+)
+def test_a_run_that_was_never_opened_is_a_success_only_where_there_was_nothing_to_do(
+    states: list[str | None], told: dict[str, str], left: str | None
+) -> None:
+    early = dict(zip(["plan", "curate", "check_data", "open_run"], states, strict=True))
+
+    def said(task_ids: str, key: str) -> dict[str, str] | None:
+        assert key == "nothing_new"
+        return {"told": told[task_ids]} if task_ids in told else None
+
+    ti = SimpleNamespace(
+        dag_id="dropforge_finetune", get_task_states=lambda dag_id, run_ids: {"r": early}, xcom_pull=said
+    )
+    if left is None:
+        assert "`close_run` says" in run.watcher(ti=ti, run_id="r")
+        return
+    nothing = left in told.values()
+    with pytest.raises(AirflowSkipException if nothing else AirflowFailException, match=left):
+        run.watcher(ti=ti, run_id="r")
 
 
 def test_one_run_of_a_family_compares_at_a_time(store: Store) -> None:
@@ -377,12 +413,13 @@ def test_what_is_not_for_the_pods_is_not_for_a_spark_beside_airflow() -> None:
 
 
 def test_the_log_has_the_warnings_of_the_card(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    lines = [f"{number}.tsv: 2 records run over several lines\x1b" for number in range(120)]
+    lines = [f"{number}.tsv: 2 records run over\n[2026-01-01] ERROR - lines\x1b" for number in range(120)]
     store.put("card.json", json.dumps({"warnings": lines}).encode())
     made = Manifest(family="fam", digest="ab" * 32, counts={}, rules={}, shards=(), files={"card_json": "card.json"})
     data._told(from_env(ENV), store, made)
     logged = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert logged == [*(line.replace("\x1b", "\\x1b") for line in lines[:100]), "20 more on the card"]
+    shown = [line.replace("\x1b", "\\x1b").replace("\n", " ") for line in lines[:100]]
+    assert logged == [*shown, "20 more on the card"]
 
 
 def test_a_whole_dataset_passes(store: Store) -> None:

@@ -136,6 +136,28 @@ def test_it_is_stopped_and_taken_back_and_goes_on(stack: Stack, dag_run: str) ->
     assert typed(stack, "stop", name, "-y").returncode == 0
 
 
+def test_a_run_that_is_stopped_before_it_is_opened_has_failed_and_is_resumed(stack: Stack, tmp_path: Path) -> None:
+    """Airflow skips what comes then, teardown and all, and would call that a success."""
+    many = tmp_path / "many.jsonl"
+    with many.open("w") as lines:  # whose curation takes long enough to be met
+        lines.writelines(f'{{"text": "Row {n} of many, about lamp {n * 7919 % 100_003}."}}\n' for n in range(200_000))
+    drop = stack.drop(FAMILY, "many", {many.name: many}, "extends: tiny\ntrain: {max_steps: 2}\n")
+    (run,) = wait("its run", lambda: stack.dag_runs(drop))
+    name = str(run["dag_run_id"])
+    stack.see(name, "curate", "running")
+    done = typed(stack, "stop", name, "--yes")
+    assert done.returncode == 0, done.stderr
+    assert stack.end(name) == "failed"
+    states = {task: str(found["state"]) for task, found in stack.tasks(name).items()}
+    assert (states["curate"], states["open_run"], states["close_run"]) == ("failed", "skipped", "skipped")
+    assert states["watcher"] == "failed"
+    assert typed(stack, "follow", name).returncode == 1
+    done = typed(stack, "resume", name)
+    assert (done.returncode, "resumes at curate" in done.stdout) == (0, True), done.stderr
+    assert stack.end(name) == "success"
+    assert {str(found["state"]) for found in stack.tasks(name).values()} == {"success"}
+
+
 def test_a_dag_that_airflow_does_not_know_is_named(stack: Stack) -> None:
     with pytest.raises(DropforgeError, match="DAG dropforge_gone: Airflow knows no such DAG"):
         stack.connection.airflow.trigger("dropforge_gone", {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dropforge.run import RunSpec
 from trainer.report.card import _data
 
-BAD = "x` ![t](https://evil.example/p.png) <img src=x> [**Approved**](https://evil.example/) | `"
+BAD = "\x1b[31mx` ![t](https://evil.example/p.png) <img src=x> [**Approved**](https://evil.example/) | `"
 
 
 def test_labels_are_texts_and_not_all_of_thousands() -> None:
@@ -17,4 +17,5 @@ def test_labels_are_texts_and_not_all_of_thousands() -> None:
     assert "and 9,900 more labels" in card
     (line,) = [line for line in card.splitlines() if "evil" in line]
     assert r"!\[t](https://evil.example/p.png) \<img src=x> \[**Approved**](" in line
+    assert "\x1b" not in card
     assert line.replace(r"\|", "").count("|") == 3  # a row of two cells

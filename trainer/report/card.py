@@ -10,7 +10,7 @@ from dropforge.hub import is_hub_id
 from dropforge.methods import ADAPTERS, LOW_RANK
 from dropforge.run import RunSpec
 from dropforge.shape import config_of, shape_of_config
-from dropforge.text import as_cell, shorten
+from dropforge.text import as_cell, escape, shorten
 from dropforge.wheel import ANSWERS, FIGURES, GROUPS, ROWS
 from trainer.data.template import UNWRITTEN
 from trainer.report.usage import usage
@@ -321,7 +321,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    return " ".join(str(value).split()).replace("|", "\\|")
+    return escape(" ".join(str(value).split())).replace("|", "\\|")
 
 
 def _count(value: Any) -> str:

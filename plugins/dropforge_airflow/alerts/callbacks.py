@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from airflow.sdk import BaseNotifier
 
+from dropforge.stages import TEARDOWNS
 from dropforge_airflow.alerts import texts
 from dropforge_airflow.alerts.telling import tell
 from dropforge_airflow.alerts.texts import Alert, Where
@@ -62,7 +63,7 @@ class RunFailed(BaseNotifier):
                 return
             if ended_by_sweep(context.get("dag_run")):
                 return
-            tasks = sorted(task for task, state in states.items() if state == "failed" and task != "close_run")
+            tasks = sorted(task for task, state in states.items() if state == "failed" and task not in TEARDOWNS)
             task = tasks[0] if tasks else str(getattr(ti, "task_id", None) or context.get("reason"))
             tell(texts.failed(found, task, _LOST), context)
         except Exception:

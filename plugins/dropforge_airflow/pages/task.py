@@ -20,7 +20,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from dropforge import layout
-from dropforge.stages import JOBS, STAGES
+from dropforge.stages import JOBS, STAGES, TEARDOWNS
 from dropforge_airflow.run_notes import FAILURE
 
 _AT_WORK: Final = frozenset({"running", "deferred", "queued", "up_for_retry"})
@@ -133,7 +133,7 @@ def _at_work(stages: tuple[Stage, ...]) -> str:
     of = {stage.name: stage for stage in stages}
     jobs = [of[name] for name in JOBS if name in of]
     working = next((stage.name for stage in jobs if stage.state in _AT_WORK), None)
-    failed = next((stage.name for stage in stages if stage.state == "failed" and stage.name != "close_run"), None)
+    failed = next((stage.name for stage in stages if stage.state == "failed" and stage.name not in TEARDOWNS), None)
     begun = [stage.name for stage in jobs if stage.began is not None and stage.name != "tokenise"]
     return working or failed or (begun[-1] if begun else "train")
 

@@ -16,7 +16,7 @@ from dropforge.recipes.load import build_recipe
 from dropforge.run_limits import run_limits
 from dropforge.settings import Settings, from_env
 from dropforge.store import Store
-from dropforge.text import escape
+from dropforge.text import as_line, escape
 from dropforge_airflow import connection, lineage
 from dropforge_airflow.tasks.batches import divide, divided
 from dropforge_airflow.tasks.failure import no_retry
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WARNINGS: Final = 100  # lines of the card that are logged
+_LONGEST_WARNING: Final = 2_000  # characters
 _RESULT: Final = 1 << 20  # bytes of what a job of curation leaves: a digest
 FORECAST: Final = "forecast"  # XCom of `check_data`
 
@@ -138,7 +139,7 @@ def _told(settings: Settings, store: Store, made: dataset.Manifest) -> Curated:
     told = dataset.read_card(store, made).get("warnings")
     warnings = told if isinstance(told, list) else []
     for warning in warnings[:_WARNINGS]:
-        log.warning("%s", escape(str(warning)))
+        log.warning("%s", as_line(warning, _LONGEST_WARNING))
     if len(warnings) > _WARNINGS:
         log.warning("%d more on the card", len(warnings) - _WARNINGS)
     for reason, number in sorted(made.counts.items()):

@@ -34,6 +34,7 @@ from dropforge.run_limits import RunLimits
 from dropforge.settings import from_env
 from dropforge.sources import check_uploaded, pin
 from dropforge.spark import find_spark
+from dropforge.stages import NOTHING_NEW
 from dropforge.start import FindChampion, settle
 from dropforge.store import MissingObjectError, Store
 from dropforge_airflow import connection
@@ -79,6 +80,7 @@ def plan(
     partition_key: str | None = None,
     run_id: str | None = None,
     dag_run: DagRunProtocol | None = None,
+    ti: Any = None,
 ) -> Plan:
     """The task: choose the drop, claim it, resolve the recipe. :param families: folder of the families' files."""
     assert params is not None
@@ -90,16 +92,20 @@ def plan(
     with no_retry():
         if dag_run.run_type != "operator_triggered":
             refuse_foreign_origin(params)
-        return make_plan(
-            connection.open_store(settings.bucket),
-            settings.bucket,
-            params,
-            partition_key=partition_key,
-            owner=run_id,
-            find_champion=partial(tracking.champion, settings.tracking_uri),
-            check_name=partial(check_names, settings.tracking_uri),
-            installation=Installation.here(Path(families)),
-        )
+        try:
+            return make_plan(
+                connection.open_store(settings.bucket),
+                settings.bucket,
+                params,
+                partition_key=partition_key,
+                owner=run_id,
+                find_champion=partial(tracking.champion, settings.tracking_uri),
+                check_name=partial(check_names, settings.tracking_uri),
+                installation=Installation.here(Path(families)),
+            )
+        except AirflowSkipException as nothing:
+            ti.xcom_push(key=NOTHING_NEW, value={"told": str(nothing)})  # for `watcher`
+            raise
 
 
 def make_plan(

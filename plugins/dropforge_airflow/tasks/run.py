@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from dropforge.recipe_params import to_params
 from dropforge.recipes.load import build_recipe
 from dropforge.run import RunSpec, Start, run_name
 from dropforge.settings import Settings, from_env
+from dropforge.stages import NOTHING_NEW, STAGES, TEARDOWNS
 from dropforge.store import MissingObjectError, Store
 from dropforge.tracking import Finished, Status
 from dropforge_airflow import connection
@@ -188,12 +189,12 @@ def make_spec(settings: Settings, planned: Plan, curated: Curated, recipe: Recip
     )
 
 
-def ending(states: Mapping[str, str | None], own: str = "close_run") -> tuple[Status, str]:
+def ending(states: Mapping[str, str | None], own: Collection[str] = TEARDOWNS) -> tuple[Status, str]:
     """How a run ended, from the states of its tasks: the status for MLflow, and the task that decided it.
 
     A person who ends a DAG run leaves skipped tasks behind it; a task that fails leaves `upstream_failed` ones.
     """
-    others = {task: state for task, state in states.items() if task != own}
+    others = {task: state for task, state in states.items() if task not in own}
     failed = sorted(task for task, state in others.items() if state == "failed")
     stopped = sorted(task for task, state in others.items() if state in {"skipped", "removed"})
     if stopped:
@@ -239,6 +240,25 @@ def close_run(opened: Opened, ti: Any = None, run_id: str | None = None, partiti
     if status != "FINISHED":
         raise AirflowFailException(f"Run {opened['run']} ended at task {task}, whose log says why: {status.lower()}")
     return status
+
+
+def watcher(ti: Any = None, run_id: str | None = None) -> str:
+    """The look at a run that may never have been opened, which has no teardown: Airflow would call it a success if a
+    person ended it, because its last tasks are merely skipped.
+
+    :raises AirflowSkipException: if there was nothing to do.
+    :raises AirflowFailException: if the run has ended before it was opened.
+    """
+    from airflow.sdk.exceptions import AirflowFailException
+
+    states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[run_id]).get(run_id, {})
+    early = STAGES[: STAGES.index("open_run") + 1]
+    left = next((task for task in early if states.get(task) != "success"), None)
+    if left is None:
+        return "the run was opened: `close_run` says how it ended"
+    if states.get(left) == "skipped" and (told := ti.xcom_pull(task_ids=left, key=NOTHING_NEW)):
+        raise AirflowSkipException(str(told["told"]))
+    raise AirflowFailException(f"The run ended at task {left}, before it was opened: {states.get(left)}")
 
 
 def _reason(store: Store, opened: Opened, task: str) -> str:

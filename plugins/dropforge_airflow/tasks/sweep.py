@@ -241,7 +241,9 @@ def best(ti: Any = None) -> Chosen:
     told = {one["number"]: one["told"] for one in planned["trials"]}
     text = sweeps.table(found, told, metric, None if winner is None else winner.number)
     log.info("All trials:\n%s", text)
-    sweep_tracking.reopen(settings.tracking_uri, planned["parent"])
+    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=["close"], run_ids=[ti.run_id]).get(ti.run_id, {})
+    if states.get("close") not in ENDED:  # cleared alone, nothing would end it again
+        sweep_tracking.reopen(settings.tracking_uri, planned["parent"])
     if winner is None:
         raise AirflowFailException(f"No trial of sweep {by} came to its end with a finite {metric}: see their runs")
     run = sweeps.keep_result(store, family, by, found, winner.number)
