@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,20 @@ def of_trial(stack: Stack, run: str, number: int) -> list[psutil.Process]:
     return [process for process in stack.ranks() if any(name in word for word in process.cmdline())]
 
 
+@contextlib.contextmanager
+def halted(stack: Stack, run: str, number: int) -> Iterator[list[psutil.Process]]:
+    """A trial's processes, which stand still: a fast machine would be done before anybody has looked."""
+    held = of_trial(stack, run, number)
+    for process in held:
+        process.suspend()
+    try:
+        yield held
+    finally:
+        for process in held:
+            with contextlib.suppress(psutil.Error):
+                process.resume()
+
+
 @pytest.fixture(scope="module")
 def data(stack: Stack, samples: dict[int, dict[str, Path]]) -> None:
     for name, path in samples[1].items():
@@ -96,16 +111,9 @@ def sweep(stack: Stack, data: None, folder: Path) -> str:
     """A sweep of three trials, the second of which learns nothing and is held where it has been measured."""
     run = started(stack, folder, 120, [3e-3, 1e-9, 2.8e-3])
     wait("a measure of the bad trial", lambda: max(measured(stack, run, 1), default=0) > 0, 400, stack.going)
-    held = of_trial(stack, run, 1)
-    for process in held:
-        process.suspend()  # a fast machine would be done before anybody has looked
-    try:
+    with halted(stack, run, 1) as held:
         wait("its stop", lambda: sweeps.stopped(stack.connection.store, FAMILY, run, 1), 400, stack.going)
         wait("the end of its processes", lambda: not any(process.is_running() for process in held), 120)
-    finally:
-        for process in held:
-            with contextlib.suppress(psutil.Error):
-                process.resume()
     assert ended(stack, run) == "success"
     return run
 
@@ -190,6 +198,25 @@ def test_a_sweep_that_a_person_ends_leaves_nothing_running(stack: Stack, data: N
     assert parent(stack, run).info.status == "KILLED"
     assert {one.info.status for one in trials(stack, run).values()} == {"KILLED"}
     assert len(stack.mlflow.search_model_versions(f"name = '{FAMILY}'")) <= 1
+
+
+def test_a_trial_that_is_better_when_it_is_cleared_is_judged_too(stack: Stack, data: None, tmp_path: Path) -> None:
+    airflow = stack.connection.airflow
+    run = started(stack, tmp_path, 60, [3e-3, 1e-9], "--again", "3")
+    wait("a measure of the good trial", lambda: max(measured(stack, run, 0), default=0) > 0, 400, stack.going)
+    with halted(stack, run, 0):
+        assert typed(stack, "stop", sweeps.trial_run(run, 0), "--yes").returncode == 0
+    assert ended(stack, run) == "success"
+    first = parent(stack, run).data.tags
+    assert first["dropforge.best_trial"] == "1"
+    airflow.clear(SWEEP, run, "trial")
+    wait("that it goes on", lambda: airflow.dag_run(SWEEP, run)["state"] != "success")
+    assert ended(stack, run) == "success"
+    tags = parent(stack, run).data.tags
+    assert (tags["dropforge.best_trial"], parent(stack, run).info.status) == ("0", "FINISHED")
+    assert tags[tracking.TAG_VERSION] != first[tracking.TAG_VERSION]
+    version = stack.mlflow.get_model_version(FAMILY, tags[tracking.TAG_VERSION])
+    assert version.tags[tracking.TAG_RUN] == tags[tracking.TAG_BEST] != first[tracking.TAG_BEST]
 
 
 def test_why_a_sweep_failed_is_told(stack: Stack, tmp_path: Path) -> None:
