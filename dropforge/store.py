@@ -543,7 +543,9 @@ class FolderStore:
             shutil.rmtree(self._path(prefix), ignore_errors=True)
 
     def tidy(self, prefix: str) -> None:
-        for path in self._path(prefix).rglob(f"{_UNFINISHED}*"):
+        base = self._path(prefix)
+        self._check_inside(base)
+        for path in base.rglob(f"{_UNFINISHED}*"):
             path.unlink(missing_ok=True)
 
     def open(self, key: str, etag: str | None = None, version: str | None = None) -> BinaryIO:  # noqa: ARG002

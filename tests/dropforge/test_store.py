@@ -339,3 +339,14 @@ def test_a_job_waits_for_an_s3_that_is_away_longer_than_botos_own_retries(
     monkeypatch.setenv(stores.PATIENCE, "0.000001")
     with pytest.raises(EndpointConnectionError):
         tries(20)
+
+
+def test_a_folder_that_is_a_link_out_is_not_tidied(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / ".tmp-mine").write_text("somebody's")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model").symlink_to(outside)
+    with pytest.raises(DataError, match="is a link out of"):
+        FolderStore(tmp_path / "run").tidy("model/")
+    assert (outside / ".tmp-mine").exists()

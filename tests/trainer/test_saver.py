@@ -12,14 +12,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dropforge.store import FolderStore
+from dropforge.store import FolderStore, open_store
 from trainer.gang import Gang
+from trainer.rank import main
 from trainer.state.checkpoint import Checkpoints
 from trainer.state.saver import Saver
 
 from .test_checkpoint import newest
 from .test_checkpoint import snapshot as two_ranks
 from .test_shared import Ranks
+from .toy import Toy, sample_rows, write_dataset
 
 
 class Gate(FolderStore):
@@ -210,3 +212,18 @@ def test_a_thread_that_may_not_give_way_or_breaks_is_heard_of(gate: Gate, monkey
     monkeypatch.setattr(one, "_write", forbidden)
     one.begin(snapshot(8))
     assert "PermissionError" in (one.wait().error or "")  # type: ignore[union-attr]
+
+
+def test_what_a_killed_attempt_had_still_to_remove_goes_without_another_save(tmp_path: Path) -> None:
+    """As where it is killed between its last checkpoint and the removal of those before."""
+    toy = Toy(str(tmp_path), write_dataset(open_store(str(tmp_path)), {"train": sample_rows(40), "eval": sample_rows(5, seed=1)}))
+    train = {"max_steps": 3, "checkpoint_every": 1, "keep_best": 0}
+
+    def kept(keep: int) -> list[str]:
+        assert main([toy.run(train={**train, "keep_checkpoints": keep})]) == 0
+        folder = Path(toy.files().uri)
+        (folder / "report.json").unlink()
+        return sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
+
+    assert kept(3) == ["step-1", "step-2", "step-3"]
+    assert kept(1) == ["step-3"]

@@ -68,9 +68,22 @@ class Saving:
         """The state is that of a checkpoint. :param durable: whether it is in the durable place."""
         if durable:
             self.saved = step
+            if self.gang.leader:
+                self._prune(step)
         else:
             self.saved_fast = step
             self.console.say(f"checkpoint step-{step} is in the fast tier only")
+
+    def _prune(self, step: int) -> None:
+        """Delete the older checkpoints that an attempt which was killed has left: there may be no save any more."""
+        train = self.settings.train
+        try:
+            removed = self.checkpoints.prune(train.keep_checkpoints, step, train.keep_best)
+        except Exception as error:  # stores raise many kinds
+            self.console.say(f"older checkpoints could not be looked through ({error}); they stay for now")
+            return
+        if removed:
+            self.console.say(f"removed {', '.join(f'step-{at}' for at in removed)}, which an earlier attempt has left")
 
     @property
     def newest(self) -> int | None:
