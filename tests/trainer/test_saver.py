@@ -216,7 +216,10 @@ def test_a_thread_that_may_not_give_way_or_breaks_is_heard_of(gate: Gate, monkey
 
 def test_what_a_killed_attempt_had_still_to_remove_goes_without_another_save(tmp_path: Path) -> None:
     """As where it is killed between its last checkpoint and the removal of those before."""
-    toy = Toy(str(tmp_path), write_dataset(open_store(str(tmp_path)), {"train": sample_rows(40), "eval": sample_rows(5, seed=1)}))
+    toy = Toy(
+        str(tmp_path),
+        write_dataset(open_store(str(tmp_path)), {"train": sample_rows(40), "eval": sample_rows(5, seed=1)}),
+    )
     train = {"max_steps": 3, "checkpoint_every": 1, "keep_best": 0}
 
     def kept(keep: int) -> list[str]:
