@@ -141,7 +141,7 @@ def test_a_run_that_is_stopped_before_it_is_opened_has_failed_and_is_resumed(sta
     many = tmp_path / "many.jsonl"
     with many.open("w") as lines:  # whose curation takes long enough to be met
         lines.writelines(f'{{"text": "Row {n} of many, about lamp {n * 7919 % 100_003}."}}\n' for n in range(200_000))
-    drop = stack.drop(FAMILY, "many", {many.name: many}, "extends: tiny\ntrain: {max_steps: 2}\n")
+    drop = stack.drop("early", "many", {many.name: many}, "extends: tiny\ntrain: {max_steps: 2}\n")
     (run,) = wait("its run", lambda: stack.dag_runs(drop))
     name = str(run["dag_run_id"])
     stack.see(name, "curate", "running")
