@@ -112,12 +112,14 @@ class Manifest:
         """:raises DataError: if the text is not a manifest of this schema."""
         try:
             values = parse_object(data, "dataset manifest")
-            if values["schema"] != SCHEMA:
+            if type(values["schema"]) is not int or values["schema"] != SCHEMA:
                 raise DataError(
                     "dataset manifest",
                     f"it has schema {values['schema']}, this version reads {SCHEMA}",
                     "Curate the drop again",
                 )
+            if not isinstance(values["digest"], str) or not isinstance(values["family"], str):
+                raise ValueError("its digest or family is no text")
             _check(values)
             values["shards"] = tuple(Shard(**shard) for shard in values["shards"])
             values["inputs"] = tuple(values["inputs"])

@@ -15,8 +15,9 @@ import traceback
 from contextlib import nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
+from typing import TypeGuard
 
-from dropforge.errors import DataError, DropforgeError, RecipeError
+from dropforge.errors import FULL, DataError, DropforgeError, RecipeError, file_error
 from dropforge.run import ExitCode, RunSpec
 from dropforge.store import open_store, split_uri
 from trainer.compat import check_quantising, check_versions, quiet_libraries
@@ -80,6 +81,11 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
         train(spec, settings, gang, scratch, stop, console, heart or Heart(), wall, shown)
 
 
+def is_full(error: BaseException) -> TypeGuard[OSError]:
+    """Whether a file could not be written for want of room."""
+    return isinstance(error, OSError) and error.errno in FULL and error.filename is not None
+
+
 def ending(error: BaseException) -> tuple[int, str]:
     """Exit code and message for what ended a rank."""
     from trainer.data.hub import UnreachableError
@@ -93,6 +99,8 @@ def ending(error: BaseException) -> tuple[int, str]:
         return ExitCode.PREEMPTED, text
     if isinstance(error, ExportError):  # another try may do
         return 1, text
+    if is_full(error):
+        return 1, f"{file_error(error)}; another try goes on from what is there"
     if words := device_error(error):  # whatever it has become on its way
         judged = judge(words)
         if not isinstance(error, RecipeError) or judged[0] != ExitCode.BAD_RECIPE:  # which says more of it
@@ -141,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
         run(arguments[0], stop, console, heart)
     except BaseException as error:
         code, message = ending(error)
-        if code == 1:
+        if code == 1 and not is_full(error):
             traceback.print_exc()
         leave_word(rank, int(code), message)
         warn(message)

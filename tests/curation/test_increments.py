@@ -607,6 +607,8 @@ def test_a_manifest_that_names_files_outside_the_work_folder_is_none(
     ("change", "word"),
     [
         (lambda version: version["measured"].update(known_groups={"a": 5}), "known_groups are no lists"),
+        (lambda version: version.update(digest=None), "digest or family is no text"),
+        (lambda version: version.update(schema=True), "it has schema True"),
         (lambda version: version["measured"].update(known_groups={"a": [1]}), "known_groups are no texts"),
         (lambda version: version["measured"].update(groups_otherwise={"a": "x"}), "groups_otherwise are no numbers"),
         (lambda version: version["measured"].update(words="x"), "words are no number"),

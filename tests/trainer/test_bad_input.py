@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import shutil
 import signal
 import socket
@@ -18,6 +21,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from dropforge.layout import dataset_prefix
 from dropforge.recipes.rules import SIZES
 from dropforge.run import ExitCode
+from dropforge.store import FolderStore
 from trainer.model import fit
 from trainer.rank import main
 
@@ -375,4 +379,19 @@ def test_bad_input_is_refused_before_the_first_step(
 
 def test_a_tokenizer_without_a_padding_token_trains_as_its_end_token_pads(bad: Bad) -> None:
     bad.tokenizer(pad_token=None)
+    assert main([bad.uri]) == 0
+
+
+def test_a_full_disk_is_named_with_its_mend_and_the_run_goes_on_when_there_is_room(
+    bad: Bad, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: FolderStore, key: str, data: bytes | memoryview) -> None:  # noqa: ARG001
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root / key))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderStore, "put", full)
+        assert main([bad.uri]) == 1
+    _, err = capfd.readouterr()
+    assert re.search(r"file .*: .*[Nn]o (space|room).*another try goes on", err)
+    assert "Traceback" not in err
     assert main([bad.uri]) == 0

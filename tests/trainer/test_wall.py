@@ -14,7 +14,7 @@ from trainer.gang import Gang
 from trainer.launch import leave_began
 from trainer.rank import run
 from trainer.report.console import Console
-from trainer.report.final import begin_attempt, first_began, wall_rows
+from trainer.report.final import attempts_of, begin_attempt, first_began, wall_rows
 from trainer.report.wall import PHASES, Wall, began_from_env
 from trainer.state.stop import PreemptedError, StopSignal
 
@@ -135,6 +135,20 @@ def test_a_run_of_an_older_version_began_with_its_first_attempt(tmp_path: Path) 
     store = open_store(str(tmp_path))
     begin_attempt(store, Gang(), None, 3400.0)
     assert first_began(store) == 3400.0
+
+
+@pytest.mark.parametrize(
+    "torn", [b"", b"{}", b"[]", b'{"attempt": null, "began": {}}', b'{"attempt": 7, "began": "x"}', b'{"began": NaN}']
+)
+def test_an_attempt_that_cannot_be_read_ends_no_run(tmp_path: Path, torn: bytes) -> None:
+    store = open_store(str(tmp_path))
+    begin_attempt(store, Gang(), None, 3400.0)
+    begin_attempt(store, Gang(), 2, 3500.0)
+    store.put("attempts/1.json", torn)
+    store.put("attempts/x.json", b"{}")
+    assert [found["attempt"] for found in attempts_of(store)] == [1, 2]
+    assert first_began(store) is None
+    assert attempts_of(store)[1]["resumed_from"] == 2
 
 
 def test_what_a_gang_without_an_attempt_took_is_lost_to_restarts(toy: Toy) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dropforge.json_objects import read_object
+from dropforge.json_objects import find_object
 from dropforge.run import RunSpec
 from dropforge.store import Store
 from trainer.compat import versions
@@ -24,6 +25,8 @@ from trainer.state.checkpoint import Seal
 
 REPORT = "report.json"
 _ATTEMPTS = "attempts/"
+_ATTEMPT = re.compile(r"attempts/([1-9][0-9]{0,8})\.json")
+_END_OF_TIME = 1e12  # seconds, and no NaN is below it
 _TAG_LIMIT = 5000  # characters of a tag's value that MLflow keeps
 
 
@@ -48,13 +51,13 @@ def begin_attempt(store: Store, gang: Gang, resumed_from: int | None, began: flo
 
 
 def first_began(store: Store) -> float | None:
-    """When the run's first launcher started, else that of its first attempt; None if neither told."""
-    first, attempt = (
-        read_object(store, key).get("began") if store.stat(key) is not None else None
-        for key in (BEGAN_KEY, f"{_ATTEMPTS}1.json")
-    )
-    told = [float(moment) for moment in (first, attempt) if moment is not None]
-    return min(told, default=None)
+    """When the run's first launcher started, else that of its first attempt; None if neither told, or in no number."""
+    told = [find_object(store, key).get("began") for key in (BEGAN_KEY, f"{_ATTEMPTS}1.json")]
+    return min((float(moment) for moment in told if _is_moment(moment)), default=None)
+
+
+def _is_moment(value: Any) -> bool:
+    return type(value) in {int, float} and abs(value) < _END_OF_TIME
 
 
 def wall_rows(wall: Wall, first: float | None) -> dict[str, float]:
@@ -85,6 +88,13 @@ def checkpoint_tag(rows: Sequence[Mapping[str, Any]]) -> str:
     return text
 
 
+def attempts_of(store: Store) -> list[dict[str, Any]]:
+    """The attempts in their order. Of one whose object cannot be read the number alone is known: it ends no run."""
+    named = ((_ATTEMPT.fullmatch(item.key), item.key) for item in store.list(_ATTEMPTS))
+    found = {int(name[1]): key for name, key in named if name is not None}
+    return [find_object(store, found[number]) | {"attempt": number} for number in sorted(found)]
+
+
 def make_report(
     store: Store,
     spec: RunSpec,
@@ -99,7 +109,6 @@ def make_report(
     date: str,
 ) -> dict[str, Any]:
     """The content of `report.json`. :param date: what the chat template was told; "" if it does not ask."""
-    attempts = [read_object(store, item.key) for item in store.list(_ATTEMPTS)]
     return {
         "run": spec.run,
         "status": "succeeded",
@@ -107,7 +116,7 @@ def make_report(
         "wall": dict(wall),
         "checkpoints": list(checkpoints),
         "model": model.plain() | {"files": dict(model.files)},
-        "attempts": sorted(attempts, key=lambda item: int(item["attempt"])),
+        "attempts": attempts_of(store),
         "resumed_from": resumed_from,
         "packing": dict(packing),
         "dataset": spec.dataset_digest,
