@@ -385,7 +385,7 @@ def test_a_tokenizer_without_a_padding_token_trains_as_its_end_token_pads(bad: B
 def test_a_full_disk_is_named_with_its_mend_and_the_run_goes_on_when_there_is_room(
     bad: Bad, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: FolderStore, key: str, data: bytes | memoryview) -> None:  # noqa: ARG001
+    def full(self: FolderStore, key: str, data: bytes | memoryview) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root / key))
 
     with monkeypatch.context() as patched:

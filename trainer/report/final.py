@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -56,7 +56,7 @@ def first_began(store: Store) -> float | None:
     return min((float(moment) for moment in told if _is_moment(moment)), default=None)
 
 
-def _is_moment(value: Any) -> bool:
+def _is_moment(value: Any) -> TypeGuard[float]:
     return type(value) in {int, float} and abs(value) < _END_OF_TIME
 
 
