@@ -8,6 +8,7 @@ recursion; it is in Thrift's compact protocol (https://github.com/apache/thrift/
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -24,14 +25,18 @@ UNREADABLE: Final = (pa.ArrowException, ArithmeticError, LookupError, OSError, R
 #: Entries of a list in a footer that pyarrow reads unseen: half as many levels as its stack holds.
 _UNSEEN: Final = 4_000
 _LONGEST: Final = 64 << 20  # bytes of a footer whose levels are counted
+_LONGEST_READ: Final = 1 << 20  # and of one whose columns are looked at, in about a second
 _TAIL: Final = 8  # length and mark
 _MARK: Final = b"PAR1"  # at both ends of a file
 _PIECE: Final = 1 << 20
 _MOST_MARKS: Final = 16
 _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _MAP, _STRUCT = 3, (4, 5, 6), 7, 8, (9, 10), 11, 12
 _BOOLEANS: Final = (1, 2)  # a field's value is its type
-_I32, _LIST = 5, 9
+_I32, _I64, _LIST = 5, 6, 9
 _SCHEMA, _CHILDREN = 2, 5  # fields of FileMetaData and of SchemaElement
+_ROW_GROUPS, _COLUMNS, _META_DATA = 4, 1, 3  # of FileMetaData, RowGroup and ColumnChunk
+_REQUIRED: Final = frozenset({1, 2, 3, 4})  # fields of FileMetaData
+_COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE = 7, 9, 11  # of ColumnMetaData
 
 
 def open_parquet(path: Path, **options: Any) -> pq.ParquetFile:
@@ -52,21 +57,27 @@ def open_parquet(path: Path, **options: Any) -> pq.ParquetFile:
     if _deeper(file.schema_arrow.types):
         file.close()
         raise _too_deep()
-    if _is_joined(path, file.metadata):
+    held = path.stat()
+    if _is_joined(path, held.st_size, held.st_mtime_ns):
         file.close()
         raise pa.ArrowInvalid("it is several files one behind the other, and only the last one's rows are listed")
     return file
 
 
-def _is_joined(path: Path, metadata: pq.FileMetaData) -> bool:
+@lru_cache(64)
+def _is_joined(path: Path, size: int, _changed: int) -> bool:
     """Whether one file stands behind another, as `cat` joins them: its footer has the places of its own pages."""
-    begin = len(_MARK)
-    if metadata.num_row_groups:
-        last = metadata.row_group(metadata.num_row_groups - 1)
-        begin = max((_end(last.column(at)) for at in range(last.num_columns)), default=begin)
-    end = path.stat().st_size - _TAIL - metadata.serialized_size
     both = _MARK + _MARK
     with path.open("rb") as stream:
+        stream.seek(max(0, size - _TAIL))
+        length = int.from_bytes(stream.read(4), "little")
+        if length > min(_LONGEST_READ, size - _TAIL):
+            return False
+        stream.seek(end := size - _TAIL - length)
+        try:
+            begin = pages_end(stream.read(length))
+        except IndexError:  # pyarrow knows more of Thrift
+            return False
         place, looked_at = max(0, begin - len(_MARK)), 0
         while end - place >= len(both):  # pieces overlap, as the marks may lie between two
             stream.seek(place)
@@ -82,26 +93,24 @@ def _is_joined(path: Path, metadata: pq.FileMetaData) -> bool:
 
 
 def _footer_before(stream: BinaryIO, mark: int) -> bytes | None:
-    """What stands before a mark where a file may end, as long as is said there; with length and mark."""
+    """What stands before a mark where a file may end, as long as is said there."""
     stream.seek(max(0, mark - len(_MARK)))
     length = int.from_bytes(stream.read(4), "little")
-    if not 0 < length <= min(_LONGEST, mark - _TAIL):
+    if not 0 < length <= min(_LONGEST_READ, mark - _TAIL):
         return None
     stream.seek(mark - 4 - length)
-    return stream.read(length + _TAIL)
+    return stream.read(length)
 
 
-def _is_footer(footer: bytes) -> bool:
+def _is_footer(found: bytes) -> bool:
     """Whether it is one: statistics and bloom filters between pages and footer may hold the marks too."""
-    with suppress(pa.ArrowException, OSError):
-        pq.read_metadata(pa.BufferReader(_MARK + footer))
-        return True
+    compact, seen = _Compact(found), set[int]()
+    with suppress(IndexError):
+        for field, kind in compact.fields():
+            seen.add(field)
+            compact.skip(kind)
+        return _REQUIRED <= seen and compact.at == len(found)
     return False
-
-
-def _end(column: pq.ColumnChunkMetaData) -> int:
-    """Where a column's bytes end."""
-    return int(column.dictionary_page_offset or column.data_page_offset) + int(column.total_compressed_size)
 
 
 def _too_deep() -> pa.ArrowInvalid:
@@ -134,16 +143,58 @@ def _counted(path: Path, size: int, _changed: int) -> int:
         raise pa.ArrowInvalid("its footer ends in the middle") from None
 
 
+def pages_end(footer: bytes) -> int:
+    """Where the pages of the last row group end, by what a footer says of its columns; as long as the mark without any.
+
+    Not by pyarrow, which a footer ends with its process when it looks at a column whose statistics contradict.
+
+    :raises IndexError: if the footer ends too early.
+    """
+    compact = _Compact(footer)
+    ends = [0]
+    for field, kind in compact.fields():
+        if (field, kind) == (_ROW_GROUPS, _LIST):
+            ends += [_group_end(compact) for _ in range(compact.items()[0])]
+        else:
+            compact.skip(kind)
+    return max(len(_MARK), ends[-1])
+
+
+def _group_end(compact: _Compact) -> int:
+    """Where the pages of a row group end."""
+    ends = [0]
+    for field, kind in compact.fields():
+        if (field, kind) == (_COLUMNS, _LIST):
+            ends += [_column_end(compact) for _ in range(compact.items()[0])]
+        else:
+            compact.skip(kind)
+    return max(ends)
+
+
+def _column_end(compact: _Compact) -> int:
+    """Where the pages of a column chunk end; 0 if that is not said."""
+    found = dict.fromkeys((_COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE), 0)
+    for field, kind in compact.fields():
+        if (field, kind) != (_META_DATA, _STRUCT):
+            compact.skip(kind)
+            continue
+        for name, inner in compact.fields():
+            if name in found and inner == _I64:
+                found[name] = compact.signed(64)
+            else:
+                compact.skip(inner)
+    return (found[_DICTIONARY_PAGE] or found[_DATA_PAGE]) + found[_COMPRESSED]
+
+
 def levels(footer: bytes) -> int:
     """How deeply the schema in a footer is nested. :raises IndexError: if that ends too early."""
     compact = _Compact(footer)
-    field = deepest = 0
-    while header := compact.byte():
-        field = compact.field(field, header)
-        if field == _SCHEMA and header & 15 == _LIST:
+    deepest = 0
+    for field, kind in compact.fields():
+        if (field, kind) == (_SCHEMA, _LIST):
             deepest = max(deepest, _levels(compact))
         else:
-            compact.skip(header & 15)
+            compact.skip(kind)
     return deepest
 
 
@@ -164,13 +215,12 @@ def _levels(compact: _Compact) -> int:
 
 
 def _children(compact: _Compact) -> int:
-    field = children = 0
-    while header := compact.byte():
-        field = compact.field(field, header)
-        if field == _CHILDREN and header & 15 == _I32:
+    children = 0
+    for field, kind in compact.fields():
+        if (field, kind) == (_CHILDREN, _I32):
             children = compact.signed()
         else:
-            compact.skip(header & 15)
+            compact.skip(kind)
     return children
 
 
@@ -195,9 +245,16 @@ class _Compact:
             if shift > 63:
                 raise IndexError("no number is so long")
 
-    def signed(self) -> int:
-        """A number of 32 bits."""
-        found = self.varint() & 0xFFFFFFFF
+    def fields(self) -> Iterator[tuple[int, int]]:
+        """The numbers and types of a struct's fields; whoever takes one reads its value, or skips it."""
+        field = 0
+        while header := self.byte():
+            field = self.field(field, header)
+            yield field, header & 15
+
+    def signed(self, bits: int = 32) -> int:
+        """A number of 32 bits, or of as many."""
+        found = self.varint() & ((1 << bits) - 1)
         return (found >> 1) ^ -(found & 1)
 
     def field(self, before: int, header: int) -> int:

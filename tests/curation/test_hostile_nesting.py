@@ -15,7 +15,7 @@ import pytest
 from curation import kernel
 from curation.canonical import canonical
 from curation.parquet import row_groups
-from curation.parquet_footer import levels, open_parquet
+from curation.parquet_footer import levels, open_parquet, pages_end
 from curation.plan import cut, make_rules
 from curation.readers import read
 from curation.reasons import Reason, RejectError
@@ -73,10 +73,19 @@ def test_offsets_and_schemas_that_would_end_the_process_make_a_bad_file(tmp_path
     assert sound in data
     arrow.write_bytes(data.replace(sound, far, 1))
     parquet.write_bytes(nested_footer(20_000))
-    command = [sys.executable, "-c", _READ, str(arrow), str(parquet)]
+    other, joined = tmp_path / "y.parquet", tmp_path / "z.parquet"
+    pq.write_table(pa.table({"text": [f"row {number}" for number in range(9)]}), other)
+    whole, said = other.read_bytes(), footer(other)
+    # Of a column's size statistics a histogram of three levels, where there are two.
+    told = said.replace(b"\x19\x26\x00\x12", b"\x19\x36\x00\x00\x12")
+    assert len(told) == len(said) + 1
+    other.write_bytes(whole[: -8 - len(said)] + told + struct.pack("<I", len(told)) + b"PAR1")
+    # A second footer between pages and footer, whose schema is nested deeply.
+    joined.write_bytes(whole[: -8 - len(said)] + nested_footer(20_000)[4:] + b"PAR1" + whole[-8 - len(said) :])
+    command = [sys.executable, "-c", _READ, *map(str, (arrow, parquet, other, joined))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-500:]
-    assert done.stdout.split() == ["bad_arrow", "bad_parquet"]
+    assert done.stdout.split() == ["bad_arrow", "bad_parquet", "bad_parquet", "bad_parquet"]
 
 
 @pytest.mark.parametrize(("deep", "wide"), [(101, 0), (3_000, 0), (3_000, 3_000)])
@@ -111,6 +120,12 @@ def test_levels_are_counted_whatever_else_a_footer_holds(tmp_path: Path) -> None
     pq.write_table(table, path, compression="zstd")
     assert levels(footer(path)) == 6  # the root, and two for each list and one for each struct
     assert levels(nested_footer(30)[4:-8]) == 31
+    group = pq.read_metadata(path).row_group(0)
+    ends = [
+        (column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size
+        for column in map(group.column, range(group.num_columns))
+    ]
+    assert pages_end(footer(path)) == max(ends)
     for cut_at in range(1, len(footer(path)) - 1, 7):
         with pytest.raises(IndexError):
             levels(footer(path)[:cut_at])
