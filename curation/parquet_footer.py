@@ -109,7 +109,7 @@ def _is_footer(found: bytes) -> bool:
         for field, kind in compact.fields():
             seen.add(field)
             compact.skip(kind)
-        return _REQUIRED <= seen and compact.at == len(found)
+        return seen >= _REQUIRED and compact.at == len(found)
     return False
 
 

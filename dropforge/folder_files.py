@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from dropforge.errors import DataError
 from dropforge.text import has_surrogates
 
+_ITSELF = "Put the file itself there, and start again"
 _NO_TEXT = "its name is no UTF-8"
 _NOT_HERE = "the locale of this process cannot read its name: set PYTHONUTF8=1"
 #: Hidden files and folders that nobody takes for rows: of desktops, Git, notebooks, downloads, and Spark's check sums.
@@ -21,6 +25,8 @@ _EVERYWHERE = re.compile(
 def files_of(path: Path, on_skip: Callable[[Path, str], None] = lambda _path, _why: None) -> dict[str, Path]:
     """Return a file by its name, also where it is a link: it is what the person named; or the files below a folder.
 
+    Paths are real ones, for `open_unlinked`: whoever writes in the folder may put a link in a file's place later.
+
     :param on_skip: as of `files_below`.
     :raises DataError: if it is neither, or the file's name cannot be a key.
     """
@@ -30,7 +36,7 @@ def files_of(path: Path, on_skip: Callable[[Path, str], None] = lambda _path, _w
         raise DataError(f"path {str(path)!r}", "it is neither a file nor a folder", "Check the spelling")
     if has_surrogates(path.name):
         raise DataError(f"file {str(path)!r}", f"{_NO_TEXT}, as a key has to be", "Give it another")
-    return {path.name: path}
+    return {path.name: path.resolve()}
 
 
 def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _path, _why: None) -> dict[str, Path]:
@@ -65,11 +71,11 @@ def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _pat
             if has_surrogates(name):
                 on_skip(path, _why_no_text(name))
                 continue
+            target = path.resolve()
             if path.is_symlink():
                 if not path.exists():
                     on_skip(path, "it is a link to nothing")
                     continue
-                target = path.resolve()
                 if not target.is_relative_to(root):
                     on_skip(path, f"it is a link out of {folder}")
                     continue
@@ -78,9 +84,36 @@ def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _pat
                     continue
             if not path.is_file():
                 on_skip(path, "it is no file, as a pipe is none")
+            elif not target.is_relative_to(root):
+                on_skip(path, f"it is behind a link out of {folder}")
             else:
-                found[path.relative_to(folder).as_posix()] = path
+                found[path.relative_to(folder).as_posix()] = target
     return dict(sorted(found.items()))
+
+
+def open_unlinked(path: Path) -> BinaryIO:
+    """Open a file by its real path, on which nothing may be a link by now.
+
+    :raises DataError: if something is. :raises OSError: if it is gone, or cannot be read.
+    """
+    folder = os.open(path.anchor, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in path.parts[1:-1]:
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        handle = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+            raise DataError(f"file {str(path)!r}", "a link has come in its way since it was found", _ITSELF) from error
+        error.filename = str(path)
+        raise
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise DataError(f"file {str(path)!r}", "it is none any more", _ITSELF)
+    return os.fdopen(handle, "rb")
 
 
 def _is_hidden(name: str) -> bool:

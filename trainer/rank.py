@@ -83,7 +83,7 @@ def run(uri: str, stop: StopSignal, console: Console, heart: Heart | None = None
 
 def is_full(error: BaseException) -> TypeGuard[OSError]:
     """Whether a file could not be written for want of room."""
-    return isinstance(error, OSError) and error.errno in FULL and error.filename is not None
+    return isinstance(error, OSError) and error.errno in FULL
 
 
 def ending(error: BaseException) -> tuple[int, str]:
@@ -100,7 +100,12 @@ def ending(error: BaseException) -> tuple[int, str]:
     if isinstance(error, ExportError):  # another try may do
         return 1, text
     if is_full(error):
-        return 1, f"{file_error(error)}; another try goes on from what is there"
+        if error.filename is None:
+            return (
+                1,
+                f"A disk is full ({error.strerror}): make room for {tempfile.gettempdir()} and for the run's folder",
+            )
+        return 1, f"{file_error(error)}; another try continues from what is there"
     if words := device_error(error):  # whatever it has become on its way
         judged = judge(words)
         if not isinstance(error, RecipeError) or judged[0] != ExitCode.BAD_RECIPE:  # which says more of it

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 
 from dropforge.run import RunSpec
 from dropforge.store import Store, open_store
@@ -159,7 +160,7 @@ def write_model(loop: Loop, made: Assembly, store: Store, spec: RunSpec, base: B
             f"there was no memory to write it and read it back, after the training ({str(error).splitlines()[0]})",
             "Look for what else takes the GPU's memory and try again: training resumes from its last checkpoint",
         ) from error
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ExportError(
             f"model {store.uri}/model/",
             f"it could not be written ({error})",

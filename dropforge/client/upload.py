@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from dropforge import layout
 from dropforge.errors import DataError
-from dropforge.folder_files import files_of
+from dropforge.folder_files import files_of, open_unlinked
 from dropforge.store import Store
 
 
@@ -51,15 +53,23 @@ def upload(
         raise DataError(f"drop {family}/{name}", "it is complete already", "Choose another name with --name")
     entries = []
     for key, path in sorted(files.items()):
-        with path.open("rb") as stream:
+        with open_unlinked(path) as stream:
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-        store.upload(path, prefix + key)
-        entries.append({"key": key, "size": path.stat().st_size, "sha256": sha256})
-        progress(path.stat().st_size)
+            # By its name another file may be sent by now.
+            store.upload(_by_handle(stream) or path, prefix + key)
+            size = os.fstat(stream.fileno()).st_size
+        entries.append({"key": key, "size": size, "sha256": sha256})
+        progress(size)
     if not store.put_if_absent(prefix + layout.SUCCESS, json.dumps(entries, indent=1).encode()):
         cause = "another upload has completed it meanwhile, with its own list of files"
         raise DataError(f"drop {family}/{name}", cause, "Upload yours under another name, with --name")
     return prefix + layout.SUCCESS
+
+
+def _by_handle(stream: BinaryIO) -> Path | None:
+    """The path by which a process opens a file that it has open; None where the system has none, as on a Mac."""
+    path = Path(f"/proc/self/fd/{stream.fileno()}")
+    return path if path.exists() else None
 
 
 def default_name() -> str:

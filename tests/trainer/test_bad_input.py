@@ -392,6 +392,6 @@ def test_a_full_disk_is_named_with_its_mend_and_the_run_goes_on_when_there_is_ro
         patched.setattr(FolderStore, "put", full)
         assert main([bad.uri]) == 1
     _, err = capfd.readouterr()
-    assert re.search(r"file .*: .*[Nn]o (space|room).*another try goes on", err)
+    assert re.search(r"file .*: .*[Nn]o (space|room).*another try continues", err)
     assert "Traceback" not in err
     assert main([bad.uri]) == 0

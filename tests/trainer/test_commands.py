@@ -26,7 +26,7 @@ from dropforge.store import open_store
 from trainer.__main__ import main, make_parser
 from trainer.commands.run import write_run
 from trainer.commands.segments import split
-from trainer.commands.terminal import Paint
+from trainer.commands.terminal import Paint, table
 from trainer.data.tokenizer import CHAT_TEMPLATE
 from trainer.rank import run as train
 from trainer.report.console import Console
@@ -524,3 +524,8 @@ def test_help_and_a_wrong_address_need_no_heavy_import(tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert found.returncode == ExitCode.BAD_RECIPE, found.stderr
     assert found.stderr.startswith("error: run nowhere/runs/a: there is no nowhere/runs/a/run.json.\n")
+
+
+def test_what_steers_a_terminal_is_spelled_out_in_tables_and_colours_are_left() -> None:
+    shown = table([("run", "\x1b]0;title\x07 toy"), ("loss", Paint(True)("1.5", "green"))])
+    assert shown.split("\n") == ["run   \\x1b]0;title\\x07 toy", "loss  \x1b[32m1.5\x1b[0m"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from typing import IO, Final
@@ -10,6 +11,7 @@ from typing import IO, Final
 from dropforge.text import escape
 
 _CODES: Final = {"red": "31", "green": "32", "magenta": "35;1", "dim": "2", "bold": "1"}
+_COLOUR: Final = re.compile(rf"(\x1b\[(?:{'|'.join(_CODES.values())}|0)m)")
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,15 @@ def tell(text: str) -> None:
 
 
 def table(rows: list[tuple[str, str]]) -> str:
-    """Names and values in two columns; further lines of a value stand below its first."""
+    """Names and values in two columns; further lines of a value stand below its first. Of what steers a terminal only
+    the colours of `Paint` are left."""
     width = max(len(name) for name, _ in rows)
     lines = []
     for name, value in rows:
-        first, *rest = value.split("\n")
+        first, *rest = _harmless(value).split("\n")
         lines += [f"{name:<{width}}  {first}", *(f"{'':<{width}}  {line}" for line in rest)]
     return "\n".join(lines)
+
+
+def _harmless(text: str) -> str:
+    return "".join(part if _COLOUR.fullmatch(part) else escape(part) for part in _COLOUR.split(text))

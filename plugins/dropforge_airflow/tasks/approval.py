@@ -84,7 +84,7 @@ def withdraw(opened: Opened, about: str, families: str | None = None) -> None:
     """
     pair = Pair.asked(about)
     if pair is not None and approval.withdraw(connection.open_store(from_env().bucket), opened["run"], pair):
-        log.info("The answer of before does not count any more: it is asked anew")
+        log.info("The answer of before does not count any more: it is asked again")
         promote.decide(opened, families)
 
 

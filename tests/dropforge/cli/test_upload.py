@@ -131,6 +131,32 @@ def test_links_out_of_a_folder_are_left_out_and_told(tmp_path: Path) -> None:
     assert list(find_files([tmp_path / "named", outside / "key.jsonl"])) == ["a.jsonl", "inside.jsonl", "key.jsonl"]
 
 
+@pytest.mark.parametrize("link", ["file", "folder"])
+def test_a_link_that_comes_while_files_are_sent_is_not_followed(store: Store, tmp_path: Path, link: str) -> None:
+    """As another owner of a shared folder may put one there."""
+    folder, secret = tmp_path / "shared", tmp_path / "home"
+    (folder / "deep").mkdir(parents=True)
+    secret.mkdir()
+    for path in (folder / "a.jsonl", folder / "deep" / "b.jsonl"):
+        path.write_text('{"text": "a row"}\n')
+    (secret / "b.jsonl").write_text("a private key")
+
+    def swap(_: int) -> None:
+        if (folder / "deep").is_symlink() or (folder / "deep" / "b.jsonl").is_symlink():
+            return
+        (folder / "deep" / "b.jsonl").unlink()
+        if link == "file":
+            (folder / "deep" / "b.jsonl").symlink_to(secret / "b.jsonl")
+        else:
+            (folder / "deep").rmdir()
+            (folder / "deep").symlink_to(secret)
+
+    with pytest.raises(DataError, match=r"b\.jsonl.*a link has come in its way"):
+        upload(store, "fam", "swapped", find_files([folder]), swap)
+    assert store.stat("drops/fam/swapped/deep/b.jsonl") is None
+    assert store.stat("drops/fam/swapped/_SUCCESS") is None
+
+
 def test_a_command_shows_hostile_names_of_files_and_reads_no_link(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
