@@ -7,8 +7,8 @@ import os
 import re
 import stat
 from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from dropforge.errors import DataError
 from dropforge.text import has_surrogates
@@ -91,7 +91,7 @@ def files_below(folder: Path, on_skip: Callable[[Path, str], None] = lambda _pat
     return dict(sorted(found.items()))
 
 
-def open_unlinked(path: Path) -> BinaryIO:
+def open_unlinked(path: Path) -> BufferedReader:
     """Open a file by its real path, on which nothing may be a link by now.
 
     :raises DataError: if something is. :raises OSError: if it is gone, or cannot be read.

@@ -101,10 +101,8 @@ def ending(error: BaseException) -> tuple[int, str]:
         return 1, text
     if is_full(error):
         if error.filename is None:
-            return (
-                1,
-                f"A disk is full ({error.strerror}): make room for {tempfile.gettempdir()} and for the run's folder",
-            )
+            places = f"{tempfile.gettempdir()} and for the run's folder"
+            return 1, f"a disk is full ({error.strerror}): make room for {places}"
         return 1, f"{file_error(error)}; another try continues from what is there"
     if words := device_error(error):  # whatever it has become on its way
         judged = judge(words)

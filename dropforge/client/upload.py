@@ -8,8 +8,8 @@ import os
 import secrets
 from collections.abc import Callable
 from datetime import UTC, datetime
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from dropforge import layout
 from dropforge.errors import DataError
@@ -66,7 +66,7 @@ def upload(
     return prefix + layout.SUCCESS
 
 
-def _by_handle(stream: BinaryIO) -> Path | None:
+def _by_handle(stream: BufferedReader) -> Path | None:
     """The path by which a process opens a file that it has open; None where the system has none, as on a Mac."""
     path = Path(f"/proc/self/fd/{stream.fileno()}")
     return path if path.exists() else None

@@ -16,6 +16,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 import trainer
 from dropforge.errors import DataError
+from dropforge.run import ExitCode, RunSpec
+from trainer import peer_values
 from trainer.gang import CollectiveError, Gang
 from trainer.model.fit import Load
 from trainer.peer_values import gather_values
@@ -41,8 +43,9 @@ class _Call:
         return self.call
 
 
-def test_a_peer_runs_no_code_by_what_it_says(gang: Gang, tmp_path: Path) -> None:
+def test_a_peer_runs_no_code_by_what_it_says(gang: Gang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks meet without a login: whoever reached the port of a local training ran code as its user."""
+    monkeypatch.setattr(peer_values, "_to_plain", lambda value: value)  # by a hand that sends what it likes
     for function, arguments in (
         (os.system, (f"touch {tmp_path}/ran",)),
         (os.mkdir, (f"{tmp_path}/made",)),
@@ -73,12 +76,46 @@ def test_a_pickle_by_hand_is_none_of_ours(gang: Gang, data: bytes, monkeypatch: 
         gang.gather(1)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        ["record", "dropforge.run", "RunSpec", ["checkpoints_root", "/home"]],
+        ["record", "dropforge.run", "RunSpec"],
+        ["record", "trainer.gang", "Gang", ["sum", 1]],
+        ["named", "trainer.state.checkpoint", "Seal", 1],
+        ["enum", "dropforge.run", "ExitCode", "__class__"],
+        ["error", "dropforge.run", "RunSpec", "a"],
+        ["error", "builtins", "SystemExit", 0],
+        ["dict", ["a"]],
+        ["bytearray", 1 << 40],
+        ["set", ["list"]],
+        [],
+        {"a": 1},
+    ],
+)
+def test_a_list_by_hand_makes_nothing_but_whole_values(gang: Gang, monkeypatch: pytest.MonkeyPatch, said: Any) -> None:
+    """A pickle that named a class could set its attributes in all ranks."""
+    before = dict(vars(RunSpec))
+    monkeypatch.setattr(peer_values, "_to_plain", lambda value: value)
+    with pytest.raises(CollectiveError, match="a peer sent"):
+        gang.gather(said)
+    assert vars(RunSpec) == before
+
+
+def test_what_cannot_be_sent_is_refused_by_all(gang: Gang) -> None:
+    with pytest.raises(CollectiveError, match="cannot be sent: no rank is told a PosixPath"):
+        gang.gather([Path("a")])
+    (found,) = gang.gather(ValueError(Path("a"), [1]))
+    assert found.args == ("a", [1])
+
+
 def test_what_ranks_say_comes_as_it_was_said(gang: Gang) -> None:
     said = [
         None,
         (True, 1, 2.5, "a\ud800", b"\0", 1 << 70),
         {"a": [1, {2, 3}, frozenset("x")]},
         Load(1.0, 2.0, 3.0),
+        ExitCode.DIVERGED,
         Seal("run", 8, 2, "f" * 64, {"a": "1"}, {"rank-0": {"bytes": 3}}, "a" * 64),
     ]
     assert gang.gather(said) == [said]
