@@ -41,9 +41,10 @@ def locked(
     began = clock()
     left, since = "", began  # tag of what another holds, and when it was seen first
     while True:
-        holder, tag = _take(store, key, owner, left if clock() - since > STALE else "", _mend(doing))
-        if holder == owner:
+        found = _take(store, key, owner, left if clock() - since > STALE else "", _mend(doing))
+        if found is None:
             break
+        holder, tag = found
         if clock() - began > 2 * STALE:
             raise DropforgeError(
                 thing,
@@ -65,21 +66,21 @@ def _mend(doing: str) -> str:
     return f"If nothing is {doing} now, delete it"
 
 
-def _take(store: Store, key: str, owner: str, left: str, mend: str) -> tuple[str, str]:
-    """Take the object if it is free, or was left behind; who holds it then, and its tag.
+def _take(store: Store, key: str, owner: str, left: str, mend: str) -> tuple[str, str] | None:
+    """Take the object if it is free, or was left behind; else who holds it, and its tag.
 
     :param left: tag of what was left behind.
     """
     # The time makes each object another one; nobody counts by it.
     body = json.dumps({"owner": owner, "at": time.time()}).encode()
     if store.put_if_absent(key, body):
-        return owner, ""
+        return None
     known, holder = store.stat(key), _held(store, key, mend)
     if known is None or holder is None:
         return "somebody", ""  # gave it up at this moment
     if (holder == owner or known.etag == left) and store.put_if_match(key, body, known.etag):
-        return owner, ""
-    return holder if holder != owner else "somebody", known.etag
+        return None
+    return holder, known.etag
 
 
 def _held(store: Store, key: str, mend: str) -> str | None:

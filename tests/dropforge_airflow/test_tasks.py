@@ -206,6 +206,13 @@ def test_a_yes_of_before_a_clear_promotes_nothing_while_it_is_asked_anew(
     ApproveOperator(task_id="approve", opened=opened).withdraw(pair.about)
     assert told == [promote.judge(yard.store, opened)[3].reason]
     assert "awaiting approval" in told[0]
+    # The next try of one that was cut off before the verdict was written again.
+    yard.store.put(layout.verdict_key(opened["run"]), b'{"promote": true}')
+    ApproveOperator(task_id="approve", opened=opened).withdraw(pair.about)
+    assert len(told) == 2
+    yard.store.put(layout.verdict_key(opened["run"]), b'{"promote": false}')
+    ApproveOperator(task_id="approve", opened=opened).withdraw(pair.about)
+    assert len(told) == 2, "the first time nothing is said again"
 
 
 def test_a_run_that_is_older_than_its_family_s_reviewers_is_not_promoted_past_them(

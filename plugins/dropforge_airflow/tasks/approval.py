@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from datetime import datetime
 
-from dropforge import approval
+from dropforge import approval, layout
 from dropforge.approval import Answer, Pair
+from dropforge.json_objects import find_object
 from dropforge.promotion import Verdict
 from dropforge.run import RunSpec
 from dropforge.settings import from_env
@@ -82,8 +83,12 @@ def withdraw(opened: Opened, about: str, families: str | None = None) -> None:
 
     :param about: what the question is about.
     """
-    pair = Pair.asked(about)
-    if pair is not None and approval.withdraw(connection.open_store(from_env().bucket), opened["run"], pair):
+    store, pair = connection.open_store(from_env().bucket), Pair.asked(about)
+    if pair is None:
+        return
+    # A try that was cut off behind the first of the two has left the verdict of before.
+    told = find_object(store, layout.verdict_key(opened["run"])).get("promote") is True
+    if approval.withdraw(store, opened["run"], pair) or told:
         log.info("The answer of before does not count any more: it is asked again")
         promote.decide(opened, families)
 
