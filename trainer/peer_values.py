@@ -95,7 +95,7 @@ def _to_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         fields = (one.name for one in dataclasses.fields(value))
         return ["record", *name, *([field, _to_plain(getattr(value, field))] for field in fields)]
-    raise TypeError(f"no rank is told a {kind.__name__}")
+    raise TypeError(f"no rank is sent a {kind.__name__}")
 
 
 def _arguments(error: Exception) -> tuple[Any, ...]:

@@ -103,7 +103,7 @@ def test_a_list_by_hand_makes_nothing_but_whole_values(gang: Gang, monkeypatch: 
 
 
 def test_what_cannot_be_sent_is_refused_by_all(gang: Gang) -> None:
-    with pytest.raises(CollectiveError, match="cannot be sent: no rank is told a PosixPath"):
+    with pytest.raises(CollectiveError, match="cannot be sent: no rank is sent a PosixPath"):
         gang.gather([Path("a")])
     (found,) = gang.gather(ValueError(Path("a"), [1]))
     assert found.args == ("a", [1])

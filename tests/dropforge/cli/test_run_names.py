@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dropforge import layout, ledger, tracking
-from dropforge.cli.named import _complete
+from dropforge.cli.named import complete_run
 from dropforge.client.connection import connect
 from dropforge.client.named import find, find_dag_run, find_name, name_for_mlflow
 from dropforge.drop import read_drop
@@ -158,6 +158,6 @@ def test_the_shell_completes_names_and_drops(terminal: Terminal, family: Family)
     class Context:
         params: dict[str, Any] = {"state": Path(terminal.state)}  # noqa: RUF012
 
-    assert sorted(_complete(Context, f"{family.name}-")) == [family.first, family.second]  # type: ignore[arg-type]
-    assert _complete(Context, f"{family.name}/f") == [family.drop]  # type: ignore[arg-type]
-    assert _complete(Context, "../x") == []  # type: ignore[arg-type]
+    assert sorted(complete_run(Context, f"{family.name}-")) == [family.first, family.second]  # type: ignore[arg-type]
+    assert complete_run(Context, f"{family.name}/f") == [family.drop]  # type: ignore[arg-type]
+    assert complete_run(Context, "../x") == []  # type: ignore[arg-type]
