@@ -13,6 +13,8 @@ from pathlib import Path
 from dropforge.errors import DataError
 from dropforge.text import has_surrogates
 
+#: To go through a folder that one may enter and not list, where the system has a way.
+_PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
 _ITSELF = "Put the file itself there, and start again"
 _NO_TEXT = "its name is no UTF-8"
 _NOT_HERE = "the locale of this process cannot read its name: set PYTHONUTF8=1"
@@ -96,10 +98,10 @@ def open_unlinked(path: Path) -> BufferedReader:
 
     :raises DataError: if something is. :raises OSError: if it is gone, or cannot be read.
     """
-    folder = os.open(path.anchor, os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(path.anchor, _PASS)
     try:
         for part in path.parts[1:-1]:
-            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            inner = os.open(part, _PASS | os.O_NOFOLLOW, dir_fd=folder)
             os.close(folder)
             folder = inner
         handle = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
