@@ -19,7 +19,10 @@ QUANTISING = ((0, 50), (1, 0))  # of bitsandbytes, which only some recipes need
 
 
 def check_versions() -> None:
-    """:raises DropforgeError: naming the package that is too old or missing."""
+    """:raises DropforgeError: naming the package that is too old or missing, or the setting that breaks one."""
+    if sys.flags.optimize > 1:
+        cause = "with 2 Python leaves docstrings out, which transformers reads when it is loaded"
+        raise DropforgeError("environment variable PYTHONOPTIMIZE", cause, "Unset it where the ranks run")
     for name, (lowest, beyond) in SUPPORTED.items():
         try:
             found = version(name)

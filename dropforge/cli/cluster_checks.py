@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from dropforge.cli.cluster_quotas import queue_finding, quota_findings
 from dropforge.cli.gangs import asking_cluster
 from dropforge.cli.job_manifests import runtime_of
 from dropforge.cli.kube import Cluster, DeniedError, UnknownKindError
@@ -255,6 +256,14 @@ def _pod(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
     yield Finding("pod", Level.OK, "the namespace's rules and quotas would take it")
 
 
+def _quota(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
+    quotas = (cluster.get(f"/api/v1/namespaces/{asked.namespace}/resourcequotas") or {}).get("items") or []
+    lacking = quota_findings(quotas, asked.pod, asked.recipe.compute.nodes)
+    yield from lacking
+    if quotas and not lacking:
+        yield Finding("quota", Level.OK, "those of the namespace have room for the whole job")
+
+
 def _secret(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
     yield secret_finding(asked.namespace, cluster.get(f"/api/v1/namespaces/{asked.namespace}/secrets/{SECRET}"))
 
@@ -379,8 +388,20 @@ def _queue(cluster: Cluster, asked: Asked) -> Iterator[Finding]:
         if not asleep:
             waiting = (queue.get("status") or {}).get("pendingWorkloads", 0)
             yield Finding("queue", Level.OK, f"{compute.queue}, in which {waiting} wait")
+        yield from _queue_quota(cluster, asked, str((queue.get("spec") or {}).get("clusterQueue")))
     if compute.priority and cluster.get(f"{base}/workloadpriorityclasses/{compute.priority}") is None:
         yield Finding("priority", Level.FAIL, f"there is no WorkloadPriorityClass {compute.priority}", mend)
+
+
+def _queue_quota(cluster: Cluster, asked: Asked, name: str) -> Iterator[Finding]:
+    try:
+        queue = cluster.get(f"/apis/{KUEUE}/clusterqueues/{name}")
+    except DeniedError:
+        text = f"ClusterQueue {name} is not looked at: this account may not"
+        yield Finding("queue quota", Level.WARN, text, "Ask again as one who may")
+        return
+    if queue and (lacking := queue_finding(queue, asked.pod, asked.recipe.compute.nodes)):
+        yield lacking
 
 
 def _clock(cluster: Cluster, asked: Asked) -> Iterator[Finding]:  # noqa: ARG001
@@ -491,5 +512,6 @@ def _should_have(node: Mapping[str, Any], resource: str) -> bool:
 
 _CHECKS: Final[tuple[tuple[str, Callable[[Cluster, Asked], Iterator[Finding]]], ...]] = (
     ("namespace", _namespace), ("kinds", _kinds), ("runtime", _runtime), ("rights", _rights), ("job", _job),
-    ("pod", _pod), ("secret", _secret), ("claims", _claims), ("queue", _queue), ("nodes", _nodes), ("clock", _clock),
+    ("pod", _pod), ("quota", _quota), ("secret", _secret), ("claims", _claims), ("queue", _queue), ("nodes", _nodes),
+    ("clock", _clock),
 )  # fmt: skip

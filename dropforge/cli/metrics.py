@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import threading
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from dropforge.terminal import Console
 
 
 def metrics(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; `::` for all of IPv4 and IPv6.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.", min=0, max=65535)] = PORT,
     every: Annotated[float, typer.Option(help="Seconds between two reads of ledger, MLflow and Airflow.", min=1)] = 30,
     once: Annotated[bool, typer.Option("--once", help="Read once, print the metrics and end.")] = False,
@@ -41,6 +42,8 @@ def metrics(
         return
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    if host == "::" and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"  # noqa: S104 - as was asked, where the machine has IPv4 alone
     try:
         server, _ = start_http_server(port, host, registry(exporter))
     except OSError as error:
@@ -50,6 +53,7 @@ def metrics(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     exporter.start()
-    Console().print(f"Metrics at http://{host}:{server.server_port}/metrics", soft_wrap=True, highlight=False)
+    place = f"[{host}]" if ":" in host else host
+    Console().print(f"Metrics at http://{place}:{server.server_port}/metrics", soft_wrap=True, highlight=False)
     over.wait()
     server.shutdown()

@@ -21,7 +21,7 @@ def exporter(image: str) -> list[dict[str, Any]]:
     container = {
         "name": "metrics",
         "image": image,
-        "args": ["dropforge", "metrics", "--host", "0.0.0.0", "--port", str(PORT)],  # noqa: S104 - within the cluster
+        "args": ["dropforge", "metrics", "--host", "::", "--port", str(PORT)],  # of IPv4 too, within the cluster
         "envFrom": [
             {"configMapRef": {"name": "dropforge-settings"}},
             {"secretRef": {"name": "dropforge-connections"}},

@@ -16,6 +16,7 @@ from kubernetes import client
 from dropforge.install.rights import ENFORCED
 from dropforge.job import SECRET
 from tests.cluster.conftest import REPOSITORY, Namespace
+from tests.cluster.queue_yard import queues
 
 pytestmark = pytest.mark.cluster
 
@@ -77,6 +78,29 @@ def test_a_namespace_that_refuses_the_pods_says_so(namespace: Namespace, tmp_pat
         assert found["namespace"][0] == "warn"
     finally:
         namespace.core.patch_namespace(namespace.name, {"metadata": {"labels": {ENFORCED: "baseline"}}})
+
+
+def test_quotas_that_one_pod_keeps_and_the_gang_does_not_are_told(namespace: Namespace, tmp_path: Path) -> None:
+    gang: dict[str, Any] = {"namespace": namespace.name, "nodes": 2, "processes_per_node": 1, "queue": "training"}
+    namespace.core.create_namespaced_resource_quota(
+        namespace.name, {"metadata": {"name": "small"}, "spec": {"hard": {"requests.memory": "1500M"}}}
+    )
+    mark = namespace.name[-8:]
+    amounts = {"cpus": 8, "memory_gb": 1.5}
+    teams = {
+        "flavors": {f"nodes-{mark}": {}},
+        "teams": {
+            namespace.name: {"queue": "training", "quota": {f"nodes-{mark}": amounts}, "namespace": namespace.name}
+        },
+    }
+    try:
+        with queues(teams):
+            code, found = doctor(tmp_path, os.environ["KUBECONFIG"], **gang)
+    finally:
+        namespace.core.delete_namespaced_resource_quota("small", namespace.name)
+    assert (code, found["pod"][0], found["quota"][0], found["queue quota"][0]) == (1, "ok", "fail", "fail")
+    assert "the job's 2 pods need 2G of requests.memory" in found["quota"][1]
+    assert "need 2G of memory, and no flavor of ClusterQueue" in found["queue quota"][1]
 
 
 def test_the_account_of_the_tasks_is_told_what_it_may_not_look_at(namespace: Namespace, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -44,6 +46,13 @@ def test_this_environment_is_supported_and_others_are_refused_by_name(monkeypatc
         monkeypatch.setattr(compat, "version", lambda name, wrong=wrong: wrong if name == "torch" else found[name])
         with pytest.raises(DropforgeError, match=rf"package torch: {wrong} is installed, .* 2\.11 up to"):
             compat.check_versions()
+
+
+def test_a_python_without_docstrings_is_refused_before_transformers_is_loaded() -> None:
+    command = [sys.executable, "-OO", "-c", "from trainer.compat import check_versions; check_versions()"]
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert "environment variable PYTHONOPTIMIZE: with 2 Python leaves docstrings out" in ended.stderr
+    assert ended.returncode == 1
 
 
 def test_the_fused_loss_is_the_plain_one_wherever_torch_has_it() -> None:

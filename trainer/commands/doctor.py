@@ -118,7 +118,8 @@ def problems(found: Findings, wanted: int = 0) -> list[Problem]:
     elif gpus and versions.nccl is None:
         told.append(Problem("NCCL", "torch has none, by which the GPUs exchange data", "Take the image with CUDA"))
     if found.lacking and versions.torch is not None:
-        told.append(Problem("packages", found.lacking, "Install requirements/trainer.txt"))
+        mend = "Install requirements/trainer.txt" if found.lacking.startswith("package") else "Unset it"
+        told.append(Problem("packages", found.lacking, mend))
     if found.bucket:
         mend = "Look at the secret dropforge-trainer (AWS_*), the pods' role, network policies and the bucket's name"
         told.append(Problem("S3", found.bucket, mend))

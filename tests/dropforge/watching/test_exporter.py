@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
+import urllib.request
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +17,7 @@ from kubeflow_training.jobs.observation import Reason
 
 from dropforge import gangs, layout, ledger, tracking
 from dropforge.errors import DropforgeError
+from dropforge.install.exporter import exporter
 from dropforge.rest import Rest
 from dropforge.store import S3Store
 from dropforge.watching.exporter import KEEP, Exporter, Watch
@@ -287,3 +291,21 @@ def test_families_without_end_share_one_label() -> None:
 def test_the_reasons_are_those_of_the_job_library() -> None:
     assert {str(reason) for reason in Reason} == REASONS
     assert {"train", "evaluate", "reaper"} <= TASKS
+
+
+def test_in_a_cluster_it_is_scraped_by_addresses_of_both_kinds() -> None:
+    deployment = next(one for one in exporter("image") if one["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    command = [sys.executable, "-m", *container["args"][:-1], "0"]
+    nowhere = dict.fromkeys(("AWS_ENDPOINT_URL", "MLFLOW_TRACKING_URI"), "http://127.0.0.1:9")
+    keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "none")
+    env = os.environ | nowhere | keys | {"DROPFORGE_BUCKET": "none-such"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as serving:
+        try:
+            assert serving.stdout is not None
+            port = int(serving.stdout.readline().rpartition(":")[2].removesuffix("/metrics\n"))
+            for host in ("127.0.0.1", "[::1]") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
+                with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=60) as answer:
+                    assert answer.status == 200
+        finally:
+            serving.terminate()
