@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
@@ -16,6 +17,7 @@ from dropforge.hub_client import LONGEST_PAUSE, StrangeAnswerError, bound_reques
 from tests.hub_server import Hub, open_hub, serve
 
 MODEL = "some/model"
+REPOSITORY = Path(__file__).parents[2]
 FILES = {"config.json": b'{"model_type": "llama"}', "model.safetensors": b"weights"}
 STRANGE = "base model some/model.*: the hub answers what no hub does"
 
@@ -246,3 +248,16 @@ def test_a_model_of_too_many_files_is_refused() -> None:
     check_listing({**listed, **{f"more/{number}.json": 1 for number in range(3 * MOST_FILES)}}, "it")
     with pytest.raises(RecipeError, match=r"it has 2,002 files that are read, and a model may have 2,000"):
         check_listing({**listed, **{f"{number}.json": 1 for number in range(MOST_FILES)}}, "it")
+
+
+def test_all_that_a_hub_gives_comes_by_the_places_that_bound_it() -> None:
+    allowed = {f"dropforge/{name}.py" for name in ("hub", "hub_client", "hub_data")} | {"trainer/data/hub.py"}
+    calls = re.compile(r"\b(snapshot_download|hf_hub_download|HfApi|HfFileSystem|get_session)\b")
+    found = {
+        str(path.relative_to(REPOSITORY))
+        for package in ("dropforge", "curation", "trainer", "plugins", "dags", "images")
+        for path in (REPOSITORY / package).rglob("*.py")
+        if calls.search(path.read_text())
+    }
+    assert found <= allowed
+    assert "trainer/data/hub.py" in found

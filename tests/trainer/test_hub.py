@@ -20,6 +20,7 @@ from dropforge.run import RunSpec
 from dropforge.store import open_store
 from tests.hub_server import Hub, open_hub
 from trainer.__main__ import main
+from trainer.commands.models import fetch_tokenizer
 from trainer.commands.run import write_run
 from trainer.config import read_settings
 from trainer.data.hub import fetch_from_hub
@@ -340,6 +341,25 @@ def test_what_no_hub_answers_is_not_asked_for_again(hub: Hub) -> None:
     hub.repositories[MODEL].commit({**FILES, "C:evil.json": b"{}"})
     with pytest.raises(StrangeError, match=r"answers what no hub does .*'C:evil\.json'"):
         fetch(hub)
+
+
+def test_a_tokenizer_that_inspect_shows_comes_within_the_same_bounds(hub: Hub, tmp_path: Path) -> None:
+    folder = fetch_tokenizer(MODEL, None, tmp_path / "none")
+    assert {path.name for path in folder.iterdir()} == {"config.json", "tokenizer.json"}
+    hub.repositories[MODEL].commit({**FILES, "tokenizer.json": b'{"b": 2}'})
+    own = tmp_path / "thesis.txt"
+    own.write_text("ten years of work")
+    hub.headers = {"ETag": f'"{own}"'}
+    with pytest.raises(RecipeError, match=r"what no hub does .*a digest that is none"):
+        fetch_tokenizer(MODEL, None, tmp_path / "none")
+    assert [path.name for path in tmp_path.glob("thesis*")] == ["thesis.txt"]
+    assert own.read_text() == "ten years of work"
+    model = tmp_path / "model"
+    model.mkdir()
+    with (model / "tokenizer.json").open("wb") as large:
+        large.truncate(10 << 30)
+    with pytest.raises(RecipeError, match=r"tokenizer\.json has 10,7"):
+        fetch_tokenizer(str(model), None, tmp_path / "copy")
 
 
 def test_a_file_larger_than_the_hub_lists_ends_there(hub: Hub) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from dropforge.errors import DropforgeError, RecipeError
+from dropforge.hub import check_sizes
 from dropforge.store import open_store
 from trainer.commands.addresses import open_run, split_checkpoint
+from trainer.data.model_cache import takes
 
 _HUB: Final = re.compile(r"([\w.-]+/[\w.-]+|[\w.-]+)(?:@([\w./-]+))?")
 _REGISTERED: Final = re.compile(r"models:/([^/@]+)(?:/([^/@]+)|@([^/@]+))")
 _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
-_TEXTS: Final = ("*.json", "*.model", "*.jinja", "*.txt")
 
 
 def fetch_model(address: str, scratch: Path, say: Callable[[str], None]) -> Path:
@@ -103,32 +104,18 @@ def _from_hub(address: str, weights: bool = True) -> Path:
         raise RecipeError(
             f"model {address}", "there is no such folder, and it is no id of the Hugging Face hub", "Check the path"
         )
-    if weights:
-        from trainer.data.hub import fetch_from_hub
-
-        try:
-            return fetch_from_hub(match[1], match[2])
-        except DropforgeError as error:  # it speaks of the recipe
-            raise RecipeError(
-                f"model {address}", f"there is no such folder here, and {error.cause}", error.mend
-            ) from error
-    from huggingface_hub import snapshot_download
+    from trainer.data.hub import fetch_from_hub
 
     try:
-        return Path(snapshot_download(match[1], revision=match[2], allow_patterns=list(_TEXTS)))
-    except (OSError, ValueError) as error:
-        cause = " ".join(str(error).split())[:300]
-        raise RecipeError(
-            f"model {address}",
-            f"there is no such folder here, and the Hugging Face hub does not give it ({cause})",
-            "Check the name, and see that this machine can reach the hub",
-        ) from error
+        return fetch_from_hub(match[1], match[2], weights=weights)
+    except DropforgeError as error:  # it speaks of the recipe
+        raise RecipeError(f"model {address}", f"there is no such folder here, and {error.cause}", error.mend) from error
 
 
 def fetch_tokenizer(address: str, revision: str | None, scratch: Path) -> Path:
     """Bring the tokenizer of a model here, without its weights; a checkpoint's is that of its run.
 
-    :param address: as for `fetch_model`, and models without safetensors too. :raises RecipeError: if there is none.
+    :param address: as for `fetch_model`, and folders without safetensors too. :raises RecipeError: if there is none.
     """
     checkpoint = split_checkpoint(address)
     if checkpoint is not None:
@@ -139,10 +126,15 @@ def fetch_tokenizer(address: str, revision: str | None, scratch: Path) -> Path:
         store = open_store(address.rstrip("/"))
         if store.stat("run.json") is not None:
             return _tokenizer_of_run(address, scratch)
-        names = [item.key for item in store.list() if "/" not in item.key and not item.key.endswith(_WEIGHTS)]
-        if not names:
+        there = store.sizes("")
+        sizes = {name: size for name, size in there.items() if takes(name) and not name.endswith(_WEIGHTS)}
+        if not sizes:
             raise RecipeError(f"model {address}", "nothing is there", "Give a folder with a model and its tokenizer")
-        for name in names:
+        try:
+            check_sizes(sizes, address)
+        except RecipeError as error:  # it speaks of the recipe
+            raise RecipeError(f"model {address}", error.cause, error.mend) from None
+        for name in sizes:
             store.download(name, scratch / name)
         return scratch
     return _from_hub(f"{address}@{revision}" if revision else address, weights=False)
