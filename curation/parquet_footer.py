@@ -29,9 +29,9 @@ _LONGEST_READ: Final = 1 << 20  # and of one whose columns are looked at, in abo
 _TAIL: Final = 8  # length and mark
 _MARK: Final = b"PAR1"  # at both ends of a file
 _PIECE: Final = 1 << 20
-_MOST_MARKS: Final = 16
 _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _MAP, _STRUCT = 3, (4, 5, 6), 7, 8, (9, 10), 11, 12
 _BOOLEANS: Final = (1, 2)  # a field's value is its type
+_FIXED: Final = {**dict.fromkeys((*_BOOLEANS, _BYTE), 1), _DOUBLE: 8}  # bytes of what is always as long
 _I32, _I64, _LIST = 5, 6, 9
 _SCHEMA, _CHILDREN = 2, 5  # fields of FileMetaData and of SchemaElement
 _ROW_GROUPS, _COLUMNS, _META_DATA = 4, 1, 3  # of FileMetaData, RowGroup and ColumnChunk
@@ -85,8 +85,8 @@ def _is_joined(path: Path, size: int, _changed: int) -> bool:
             for found in re.finditer(both, piece):
                 if (footer := _footer_before(stream, place + found.start())) is None:
                     continue
-                looked_at += 1
-                if looked_at > _MOST_MARKS or _is_footer(footer):  # no writer makes so many that are none
+                looked_at += len(footer)
+                if looked_at > _LONGEST_READ or _is_footer(footer):  # no writer makes so many that are none
                     return True
             place += max(1, len(piece) - len(both) + 1)
     return False
@@ -268,29 +268,33 @@ class _Compact:
 
     def skip(self, kind: int) -> None:
         """Pass over a value. :raises IndexError: if it has a type that there is not."""
-        left = [] if kind in _BOOLEANS else [(kind, 1)]
+        left = [] if kind in _BOOLEANS else [(kind, 0, 1)]  # of each a kind, that of a map's values, and how many
         while left:
-            kind, count = left.pop()
-            if kind in (_BYTE, *_BOOLEANS, _DOUBLE):
-                self.at += count * (8 if kind == _DOUBLE else 1)
-                continue
-            if count > 1:
-                left.append((kind, count - 1))
-            if kind in _INTEGERS:
+            if self.at > len(self.data):
+                raise IndexError("it ends too early")
+            kind, value, count = left.pop()
+            if count > 1 and (value or kind not in _FIXED):
+                left.append((kind, value, count - 1))
+            if value:
+                left += [(value, 0, 1), (kind, 0, 1)]
+            elif kind in _FIXED:
+                self.at += count * _FIXED[kind]
+            elif kind in _INTEGERS:
                 self.varint()
             elif kind == _BINARY:
                 length = self.varint()
                 self.at += length
             elif kind in _LISTS:
                 size, inner = self.items()
-                left += [(inner, size)] if size else []
-            elif kind == _MAP and (size := self.varint()):
-                kinds = self.byte()
-                left += [(kinds >> 4, 1), (kinds & 15, 1)] * size if size < len(self.data) else []
+                left += [(inner, 0, size)] if size else []
+            elif kind == _MAP:
+                if size := self.varint():
+                    kinds = self.byte()
+                    left.append((kinds >> 4, kinds & 15, size))
             elif kind == _STRUCT:
                 if header := self.byte():
                     self.field(0, header)
-                    left.append((_STRUCT, 1))
-                    left += [] if header & 15 in _BOOLEANS else [(header & 15, 1)]
-            elif kind != _MAP:
+                    left.append((_STRUCT, 0, 1))
+                    left += [] if header & 15 in _BOOLEANS else [(header & 15, 0, 1)]
+            else:
                 raise IndexError(f"no type {kind}")

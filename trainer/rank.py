@@ -104,6 +104,9 @@ def ending(error: BaseException) -> tuple[int, str]:
             places = f"{tempfile.gettempdir()} and for the run's folder"
             return 1, f"a disk is full ({error.strerror}): make room for {places}"
         return 1, f"{file_error(error)}; another try continues from what is there"
+    if isinstance(error, FileNotFoundError) and str(error.strerror).startswith("No usable temporary directory"):
+        mend = "Mount a folder at /tmp, or name one in TMPDIR"
+        return ExitCode.BAD_RECIPE, f"no folder for temporary files can be written where this runs. {mend}"
     if words := device_error(error):  # whatever it has become on its way
         judged = judge(words)
         if not isinstance(error, RecipeError) or judged[0] != ExitCode.BAD_RECIPE:  # which says more of it

@@ -228,9 +228,11 @@ def _exported(store: Store, digest: str) -> dict[str, Any] | None:
     """What is known of a checkpoint's model that is there, whole; None if it is not."""
     try:
         facts = read_object(store, EXPORT_FACTS)
-        return facts if facts["checkpoint"] == digest else None
-    except (MissingObjectError, ValueError, KeyError):
-        return None  # not there, or an earlier try did not get to its end
+        there = store.sizes("")
+        whole = sum(there[name] for name in facts["files"]) == facts["bytes"]
+        return facts if whole and facts["checkpoint"] == digest else None
+    except (MissingObjectError, ValueError, KeyError, TypeError):
+        return None  # not there or torn since, or an earlier try did not get to its end
 
 
 def bring_start(

@@ -83,6 +83,8 @@ _LONGEST_TURN = 60  # seconds; the longest that is known of takes a few
 _DOCUMENT = 8 << 20
 _FORM = 16 << 20
 _FIELDS = 64 << 10
+_LITTLE = 64 << 10  # bytes of a body that is always read before its signature is known
+_AT_ONCE = 32  # larger ones, of which each may have `LONGEST`
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9._-]*")
 _HOST = r"(127\.0\.0\.1|localhost{pods})(:\d+)?"
 _FAILED = "500 Internal Server Error"
@@ -105,6 +107,7 @@ class ObjectServer:
         # Any other name may be a page that a browser was lured to.
         self._host = re.compile(_HOST.format(pods=f"|{re.escape(pod_host)}" if pod_host else ""))
         self._turn = Turn()
+        self._unsigned = threading.BoundedSemaphore(_AT_ONCE)
         self._s3 = create_backend_app("s3")
         self._sqs = create_backend_app("sqs")
         self._clock = time.time() - time.monotonic()
@@ -209,12 +212,24 @@ class ObjectServer:
         if method == "POST" and form and not key and "HTTP_AUTHORIZATION" not in environ:
             _check_form(environ, bucket, *self._keys, now)
             return Signed("s3")
-        signed = check(environ, *self._keys, now, lambda: read_document(environ, _DOCUMENT))
+        signed = check(environ, *self._keys, now, lambda: self._read_unsigned(environ))
         if get_partition(signed.region) != "aws":
             raise SignatureError(
                 "AuthorizationHeaderMalformed", f"Sign for a region like {REGION}, not {signed.region}"
             )
         return signed
+
+    def _read_unsigned(self, environ: Environ) -> bytes:
+        """A body that is a part of what is signed. Who knows the access key's name alone may send one, and slowly."""
+        if int(environ.get("CONTENT_LENGTH") or 0) <= _LITTLE:
+            return read_document(environ, LONGEST)
+        if not self._unsigned.acquire(blocking=False):
+            message = f"{_AT_ONCE} requests of more than {_LITTLE} bytes are read now; try again"
+            raise ServiceError("503 Slow Down", "SlowDown", message)
+        try:
+            return read_document(environ, LONGEST)
+        finally:
+            self._unsigned.release()
 
     @contextlib.contextmanager
     def _moto(self) -> Iterator[None]:

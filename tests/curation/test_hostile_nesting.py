@@ -6,6 +6,7 @@ import json
 import struct
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -131,6 +132,25 @@ def test_levels_are_counted_whatever_else_a_footer_holds(tmp_path: Path) -> None
             levels(footer(path)[:cut_at])
     with pytest.raises(IndexError):  # a list of 2 billion of bytes, where there are none
         levels(b"\x39\xf3\xff\xff\xff\xff\x07")
+
+
+def test_maps_that_say_how_many_they_have_take_the_room_of_their_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": [f"row {number}" for number in range(30)]}), path)
+    data, last = path.read_bytes(), footer(path)
+    within = b"\x5b" + b"\xc8\x65\xbb" * 4_000 + bytes(1_000)  # a map of 13,000 maps, whose first is one of 13,000
+    for _ in range(16):  # as ends of files
+        within += len(within).to_bytes(4, "little") + b"PAR1PAR1"
+    path.write_bytes(data[: -8 - len(last)] + within + data[-8 - len(last) :])
+    tracemalloc.start()
+    try:
+        assert open_parquet(path).metadata.num_rows == 30
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    for claimed in (b"\x1b\xff\xff\xff\xff\x7f\x33", b"\x1b\xff\xff\xff\xff\x7f\x11", b"\x1b\x02\xb3"):
+        with pytest.raises(IndexError):  # of which there are none
+            levels(claimed)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])

@@ -422,6 +422,36 @@ def test_a_client_that_sends_nothing_is_given_up(small: Small, monkeypatch: pyte
         assert (told in answer, bool(told)) == (True, bool(answer))
 
 
+def test_bodies_that_nobody_signed_fill_no_memory(server: Server) -> None:
+    """Who has a link knows the access key's name, and nothing that signs."""
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    scope = f"{server.access_key}/{now[:8]}/us-east-1/sqs/aws4_request"
+    claim = f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature={'0' * 64}"
+    lines = ["POST / HTTP/1.1", f"Host: 127.0.0.1:{server.port}", f"X-Amz-Date: {now}", f"Authorization: {claim}"]
+    with contextlib.ExitStack() as held:
+        refused: list[bytes] = []
+        for _ in range(40):
+            one = held.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            one.sendall("\r\n".join([*lines, f"Content-Length: {4 << 20}", "", ""]).encode() + b"x" * 100_000)
+            one.settimeout(0.2)
+            with contextlib.suppress(TimeoutError):
+                refused.append(one.recv(1 << 16))
+        assert len(refused) == 8
+        assert all(b"503 Slow Down" in one for one in refused)
+        sqs = server.client("sqs")
+        url = sqs.get_queue_url(QueueName="dropforge-drops")["QueueUrl"]
+        sqs.send_message(QueueUrl=url, MessageBody="x" * 50_000)
+
+    def sent() -> bool:
+        with contextlib.suppress(sqs.exceptions.ClientError):  # until the server has seen that they are gone
+            return bool(sqs.send_message(QueueUrl=url, MessageBody="x" * 200_000))
+        return False
+
+    until(sent)
+    status, text = ask(server, "\n".join(["POST /", *lines[2:], f"Content-Length: {(4 << 20) + 1}"]))
+    assert (status, "EntityTooLarge" in text) == (400, True)
+
+
 def test_what_comes_after_an_answer_is_dropped_as_it_comes() -> None:
     class Endless(io.RawIOBase):
         left = 30 << 20

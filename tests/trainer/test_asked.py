@@ -73,6 +73,13 @@ def test_figures_of_a_checkpoint_are_those_of_the_training_and_its_model_is_whol
     assert main([order(toy, run, "export")], word(tmp_path)) == ExitCode.DONE
     assert store.stat("config.json") is not None
     assert result(toy, "export")["model"]["digest"] == model["digest"]
+    # What was torn or lost since is made again.
+    whole = store.get("model.safetensors")
+    store.put("model.safetensors", whole[:1000])
+    store.delete("tokenizer.json")
+    assert main([order(toy, run, "export")], word(tmp_path)) == ExitCode.DONE
+    assert store.get("model.safetensors") == whole
+    assert store.stat("tokenizer.json") is not None
 
     # Another one by now, one that is gone, and no order at all: the reason is the result.
     assert main([order(toy, run, "export", digest="other", step=4)], word(tmp_path)) == ExitCode.BAD_DATA

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,7 +24,7 @@ from dropforge.recipes.rules import SIZES
 from dropforge.run import ExitCode
 from dropforge.store import FolderStore
 from trainer.model import fit
-from trainer.rank import main
+from trainer.rank import ending, main
 
 from .classes import labelled_rows
 from .pairs import pair_base
@@ -395,3 +396,13 @@ def test_a_full_disk_is_named_with_its_mend_and_the_run_goes_on_when_there_is_ro
     assert re.search(r"file .*: .*[Nn]o (space|room).*another try continues", err)
     assert "Traceback" not in err
     assert main([bad.uri]) == 0
+
+
+def test_no_place_for_temporary_files_is_told_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/none"])
+    with pytest.raises(FileNotFoundError) as told, tempfile.TemporaryDirectory():
+        pass
+    code, message = ending(told.value)
+    assert code == ExitCode.BAD_RECIPE
+    assert message.endswith("Mount a folder at /tmp, or name one in TMPDIR")
