@@ -214,9 +214,9 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
         if len(taken) > 1:
             seen["spread"] += 1
             ended = any(line.data.endswith(b"\\") for line in taken[:-1])
-            seen["escaped"] += ended or any(_ESCAPED.search(line.data) for line in taken)
+            seen["escaped"] += ended or (not _hold_json(cells) and any(_ESCAPED.search(line.data) for line in taken))
         elif b"\\" in data:
-            seen["escaped"] += _ESCAPED.search(data) is not None or (
+            seen["escaped"] += (_ESCAPED.search(data) is not None and not _hold_json(cells)) or (
                 _QUOTE.search(data) is not None and any(map(has_escaped_quotes, cells))
             )
         if cells and (cells[0][:1] == "'" or cells[-1][-1:] == "'"):  # one tells, where all texts are quoted so
@@ -239,7 +239,7 @@ def csv_rows(found: Iterator[Line | Fault], limit: int, quotes: Quotes) -> Itera
                     assert isinstance(line, Line)
                     yield Fault(line.position, Reason.RAGGED, _BREAK_REST, line.data[:HEAD])
                 continue
-            seen["escaped"] += _ESCAPED.search(data) is None  # which counted it
+            seen["escaped"] += _ESCAPED.search(data) is None or _hold_json(cells)  # else it is counted
         if quoted:
             if not spaced and before_quote in data:
                 seen["spaced"] += any(cell[:1] == " " and cell.lstrip()[:1] == '"' for cell in cells)
@@ -393,6 +393,11 @@ _NUMBER: Final = re.compile(r"\s*|[-+.,\d\s]+|true|false", re.IGNORECASE)
 _ESCAPED: Final = re.compile(rb"\\[ntr\\]")
 #: A quotation mark behind a backslash, which is not one that CSV doubles.
 _QUOTE: Final = re.compile(rb'\\"(?!")')
+
+
+def _hold_json(cells: Sequence[str]) -> bool:
+    """Whether a cell is JSON, whose escapes are read where it is."""
+    return any(cell[:1] in {"[", "{"} and cell[-1:] in {"]", "}"} for cell in cells)
 
 
 def _csv_row(header: _Header, cells: list[str], position: int, head: bytes, *, ascii: bool = False) -> Found | Fault:

@@ -142,12 +142,14 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
         held.update({name: getattr(report, name) for name in ("rows", *_SHARES)})
         held["told"] += report.letters if report.dialect.get("escaped") else 0
     found: dict[str, Counter[str]] = {
-        what: Counter() for what in (_QUOTED, *_MOSTLY.values(), _LETTERS, *_OFTEN.values(), *_EVER.values())
+        what: Counter() for what in (_QUOTED, _FLOATS, *_MOSTLY.values(), _LETTERS, *_OFTEN.values(), *_EVER.values())
     }
     for name, held in files.items():
         rows = held["rows"]
         quoted = held["quoted"] if 2 * held["quoted"] > rows else held["escaped"]
         found[_QUOTED][name] = quoted * (quoted * _FEW >= rows)
+        floats = held["floats"] * (not held["decimals"])
+        found[_FLOATS][name] = floats * (floats >= _NUMBERS and 2 * floats > rows)
         for seen, what in _MOSTLY.items():
             found[what][name] = held[seen] * (2 * held[seen] > rows)
         # Where others have line ends, `\n` is what programs and formulas are written with.
@@ -160,6 +162,10 @@ def _shares(reports: Sequence[tuple[Task, Report]]) -> dict[str, Counter[str]]:
     return {what: +files_of for what, files_of in found.items()}
 
 
+_FLOATS: Final = (
+    "answers are whole numbers with `.0`, as pandas writes a column of numbers of which one is missing: write it as "
+    "`Int64`, if they are none with parts"
+)
 _CELL: Final = (
     "rows hold a text as long as a cell of Excel (32,767), Google Sheets (50,000) or MySQL's `TEXT` (65,535) may be, "
     "where these cut longer ones off: export the whole texts"
@@ -181,23 +187,32 @@ _SHARES: Final = (
     "letters",
     "lined",
     "replaced",
+    "lost",
     "terminal",
     "misread",
     "entities",
     "pictured",
     "cut",
     "guarded",
+    "styled",
     "formula",
     "codes",
     "leaked",
+    "floats",
+    "decimals",
+    "rounded_answers",
 )
 #: What is told where one row of a file in `_FEW` has it.
 _EVER: Final = {
     "replaced": "rows hold U+FFFD, which programs write for bytes that they could not read: write them again from the "
     "original",
+    "lost": "rows hold `?` for letters, as programs write what their encoding lacks: export them again as UTF-8",
+    "rounded_answers": "answers are numbers as Excel has rounded them (`1.23457E+17`): write them in full",
     "terminal": "rows hold what a terminal reads as colours or as a backspace (`\\x1b[31m`, `\\b`): write the text "
     "alone",
-    "misread": "rows are UTF-8 that was read as something else, as `Ã¤` for `ä`; `curation.unicode: repair` fixes them",
+    "misread": "rows were read in another encoding than they were written in, as `Ã¤` for `ä`; `curation.unicode: "
+    "repair` fixes UTF-8 that was read as Windows-1252 or Latin-1, others have to be exported again as UTF-8",
+    "styled": "rows hold RTF (`{\\rtf1`): write the text alone",
 }
 #: What is told where most rows of a file have it.
 _MOSTLY: Final = {
@@ -207,10 +222,10 @@ _MOSTLY: Final = {
 }
 #: What is told where one row of a file in `_SOME` has it.
 _OFTEN: Final = {
-    "entities": "rows have characters as HTML writes them (`&#39;`, `&quot;`) and no tags, or Excel's `_x000D_` before "
+    "entities": "rows have characters as HTML writes them (`&#39;`, `&uuml;`) and no tags, or Excel's `_x000D_` before "
     "line ends; if that is not meant, write the characters",
-    "codes": "rows have characters as JSON writes them in ASCII (`\\u00e4`); if that is not meant, write JSON once, "
-    "not twice, or without escapes",
+    "codes": "rows have characters as JSON, logs or e-mails write them in ASCII (`\\u00e4`, `\\xe4`, `=C3=A4`); if "
+    "that is not meant, write JSON once, not twice, or without escapes, and decode the mails",
     "pictured": "rows hold a picture, sound or video by its bytes (`data:image/png;base64,...`) or its place "
     "(`<image>`), and only text is learned: take it out",
     "guarded": "rows hold a text that begins with an apostrophe before `=`, `+`, `-` or `@`, as exports keep sheets "
@@ -222,6 +237,8 @@ _OFTEN: Final = {
 _LETTERS: Final = (
     "rows have `\\n` in letters, and few have a line end; if that is not meant, write JSON once, not twice"
 )
+#: So many numbers of one kind are no chance.
+_NUMBERS: Final = 10
 #: One row in so many is more than a few.
 _SOME: Final = 20
 _QUOTED: Final = (

@@ -20,7 +20,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -149,23 +148,6 @@ def repaired(text: str) -> tuple[str, set[str]]:
     if "\ufffd" in text:
         what.add("lost")
     return text, what
-
-
-def is_misread(text: str) -> bool:
-    """Tell whether a text was UTF-8 and was read as Windows-1252 or Latin-1: the bytes that it was are UTF-8. Of others
-    than Latin and Cyrillic scripts nothing is told."""
-    # Most have none of these letters, which is told much quicker, and texts in most scripts begin with none.
-    if (
-        text[:1] > "\u2fff"
-        or not ("Ã" in text or "Â" in text or "Ð" in text or "â€" in text)
-        or not _MISREAD.search(text)
-    ):
-        return False
-    for encoding in ("latin-1", "cp1252"):
-        with suppress(UnicodeError):
-            text.encode(encoding).decode()
-            return True
-    return False
 
 
 def _reread(line: str) -> str:

@@ -6,6 +6,7 @@ import re
 from base64 import b64decode
 from codecs import getincrementaldecoder
 from collections.abc import Mapping
+from html.entities import html5
 from typing import Any, Final
 
 from curation.nesting import parse_text
@@ -232,10 +233,11 @@ _utf_8: Final = getincrementaldecoder("utf-8")
 
 def has_entities(text: str) -> bool:
     """Tell whether a text has characters as HTML writes them, and no tags among which they may belong."""
-    return _ENTITY.search(text) is not None and _TAG.search(text) is None
+    named = any(found[1] is None or f"{found[1]};" in html5 for found in _ENTITY.finditer(text))
+    return named and _TAG.search(text) is None
 
 
-_ENTITY: Final = re.compile(r"&(?:#\d{2,5}|#x[0-9a-fA-F]{2,5}|amp|lt|gt|quot|apos|nbsp);")
+_ENTITY: Final = re.compile(r"&(?:#\d{2,5}|#x[0-9a-fA-F]{2,5}|([A-Za-z][A-Za-z0-9]{1,30}));")
 _TAG: Final = re.compile(r"</?[A-Za-z][^<>]{0,400}>")
 
 

@@ -13,12 +13,12 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from decimal import Decimal
 from html import unescape
 from typing import Any, Final
 from urllib.parse import unquote
 
+from curation.misread import reread
 from curation.reasons import Reason, RejectError
 from curation.shapes import texts
 from curation.tokens import blank
@@ -117,6 +117,7 @@ def alike(rows: Mapping[str, int]) -> list[dict[str, int]]:
         found.setdefault(folded_name(label), {})[label] = count
     same = [group for group in found.values() if len(group) > 1 and not mixed_truths(group)]
     more = [(label, other) for label in rows for other in _within(label) if other in rows]
+    more += [(label, other) for label in rows for other in _lost_of(label, rows)]
     return same + [{other: rows[other], label: rows[label]} for label, other in more]
 
 
@@ -124,12 +125,24 @@ def _within(label: str) -> tuple[str, ...]:
     """What may be the label alone: the number or the name of one that has both, or its first line."""
     if (both := _BOTH.fullmatch(label)) is not None:
         return both[1], both[2]
+    if (member := _MEMBER.fullmatch(label)) is not None:
+        return (member[1],)
     first, more, _ = label.partition("\n")
     return (first.strip(),) if more else ()
 
 
+def _lost_of(label: str, labels: Collection[str]) -> list[str]:
+    """Those of other labels that have letters beyond ASCII where one has `?`, as programs write what they cannot."""
+    if "?" not in label.strip("?"):
+        return []
+    pattern = re.compile(re.escape(label).replace(r"\?", r"[^\x00-\x7f]"))
+    return [other for other in labels if pattern.fullmatch(other)]
+
+
+#: A member of an enumeration as Python shows it.
+_MEMBER: Final = re.compile(r"[A-Za-z_]\w*\.([A-Za-z_]\w*)")
 #: A number and a name, as of a choice; 1.5 is one number.
-_BOTH: Final = re.compile(r"(\d{1,4})(?:\s+[-\u2013]\s+|\s?[:=]\s?|[.)]\s)([^\W\d_].*)")
+_BOTH: Final = re.compile(r"([A-Za-z]?\d{1,4})(?:\s+[-\u2013]\s+|\s?[:=]\s?|[.)]\s)([^\W\d_].*)")
 
 
 def made_of_others(rows: Mapping[str, int]) -> dict[str, int]:
@@ -286,7 +299,7 @@ def folded_name(label: str) -> str:
     """Return what all spellings have that may be one value, see `alike`."""
     text = label
     if not text.isascii():
-        text = unicodedata.normalize("NFKC", _reread(text)).translate(_PLAINER)
+        text = unicodedata.normalize("NFKC", reread(text)).translate(_PLAINER)
         text = "".join(character for character in text if not _is_unseen(character))
     text = unescape(text) if "&" in text else text
     text = (unquote(text) if "%" in text else text).strip().casefold().removeprefix("__label__")
@@ -312,10 +325,17 @@ def folded_name(label: str) -> str:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
+        if _UUID.fullmatch(text):
+            return text.replace("-", "")
         if _MEASURE.fullmatch(text):
             text = _AMOUNT.sub(_plain, _AROUND_SIGNS.sub(r"\1", text))
-        return _PADDED.sub("", _BETWEEN.sub("", _BESIDE.sub(r"\1", text)))
+        return _PADDED.sub("", _BETWEEN.sub("", _BESIDE.sub(_beside, text)))
     return repr(number + 0) if abs(number) < _EXACT else str(int(Decimal(written)))
+
+
+def _beside(found: re.Match[str]) -> str:
+    """What stands between the parts of a path of classes, however it is written."""
+    return "/" if found[1] in ">|" else found[1]
 
 
 def _in_latin(text: str) -> str:
@@ -352,7 +372,7 @@ def _bare(text: str) -> str:
     """A label in small letters without what people and language models write around one."""
     if _CLOSING.get(text[:1]) == text[1:][-1:]:  # a list or set of one, as JSON, Python, NumPy and PostgreSQL write it
         text = text[1:-1].rstrip(", ").lstrip()
-    for around in (_QUOTED, _MARKED, _TAGGED):
+    for around in (_MADE, _QUOTED, _MARKED, _TAGGED):
         if (held := around.fullmatch(text)) is not None:
             text = held[2].strip()
     text = _SAID.sub("", text)
@@ -362,14 +382,6 @@ def _bare(text: str) -> str:
     if shorter[-1:] == ")" and "(" not in shorter:  # of a list, `a)`
         shorter = shorter[:-1]
     return shorter if shorter[-1:].isalnum() or shorter[-1:] in _ENDS else text
-
-
-def _reread(text: str) -> str:
-    """A text as it was before its UTF-8 was read as Latin-1 or Windows-1252."""
-    for codec in ("latin-1", "cp1252"):
-        with suppress(UnicodeError):
-            return text.encode(codec).decode()
-    return text
 
 
 def _is_unseen(character: str) -> bool:
@@ -409,6 +421,9 @@ _BETWEEN: Final = re.compile(rf"(?<=[^\W\d_]){_MARK}(?=[^\W_])|(?<=\d){_MARK}(?=
 _TONOS: Final = re.compile("([\u03b1-\u03c9])\u0301")
 _CLOSING: Final = {"[": "]", "{": "}", "(": ")"}
 _QUOTED: Final = re.compile(r"""b?(["'])(.*)\1""", re.DOTALL)
+#: A value as NumPy, PyTorch and Python's Decimal show it.
+_MADE: Final = re.compile(r"(np\.\w{1,20}|numpy\.\w{1,20}|tensor|decimal)\((.*)\)", re.DOTALL)
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
 #: Markdown, an element of XML, and what stands before a label, or before the place of one in the address of a page.
 _MARKED: Final = re.compile(r"(\*{1,3}|_{2,3}|`{1,3})(?=\S)(.*\S)\1", re.DOTALL)
 _TAGGED: Final = re.compile(r"<(\w{1,40})>(.*)</\1>", re.DOTALL)

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 from curation.canonical import Row
-from curation.repair import is_misread
+from curation.misread import is_misread
 from curation.shapes import has_entities, has_picture, is_address, is_chat, is_encoded, is_json_text, is_repr
 from curation.spellings import LONGEST_UNSET, is_no_input, is_rounded, is_unset, stands_at_end
 from curation.task import Report
@@ -21,8 +21,15 @@ from curation.task import Report
 _LETTERS: Final = re.compile(r"\\n(?![a-z])")
 #: What stands behind the backslash of formulas' commands.
 _COMMAND: Final = re.compile(r"\\n(?:u|e|eq|abla|ot|i|eg|ewline|onumber|sim|mid)\b")
-#: A character as JSON, Python and JavaScript write it in ASCII.
-_CODE: Final = re.compile(r"\\u[0-9a-fA-F]{4}")
+#: A character as JSON, Python, JavaScript and logs write it in ASCII.
+_CODE: Final = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[89a-fA-F][0-9a-fA-F])")
+#: A word of an e-mail's header in ASCII, and UTF-8 within its body.
+_MAIL: Final = re.compile(r"=\?[\w-]{1,40}\?[QqBb]\?|=[C-F][0-9A-F](?:=[89AB][0-9A-F]){1,3}")
+#: A letter that an encoding had none for, between others.
+_LOST: Final = re.compile(r"(?<=[^\W\d_])\?(?=[^\W\d_])")
+_MOST_LOST: Final = 3
+#: How a document of RTF begins.
+_STYLED: Final = ("{\\rtf1", "{\\rtf ")
 #: A carriage return in the XML of Excel's files, before the line end.
 _RETURN: Final = "_x000D_"
 #: Characters of a text that may be an address.
@@ -33,7 +40,7 @@ _ENDS: Final = frozenset("]})\"' \n\t\r")
 _END: Final = -LONGEST_UNSET - 2
 _UNNAMED: Final = (None, None, None)
 #: Without what is looked for beyond `_looks`: line ends, escapes, entities, and characters that were misread.
-_PLAIN: Final = re.compile(r"[ -%'-\[\]-~]*")
+_PLAIN: Final = re.compile(r"[ -%'-<>@-\[\]-~]*")
 _SHORT: Final = re.compile(rf'"(?:name|reasoning_content)":"([^"]{{1,{LONGEST_UNSET}}})"')
 #: Characters of a `VARCHAR(255)`, where longer texts end; few texts are so long by chance.
 _CUT: Final = 255
@@ -69,7 +76,9 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         report.rounded += 1
     texts = row.contents if row.text is None else (row.text,)
     odd: list[int] = []
-    lined = letters = replaced = terminal = misread = entities = pictured = cut = codes = guarded = formula = False
+    lined = letters = replaced = lost = terminal = misread = entities = pictured = cut = codes = guarded = formula = (
+        styled
+    ) = False
     # Most are nothing of all this, which length, first and last character, and end tell at once.
     for place, text in enumerate(texts):
         if len(text) <= _LONGEST_KEPT and text in _plain:
@@ -86,6 +95,10 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
             misread = misread or is_misread(text)
         if "\x1b" in text or "\b" in text:
             terminal = True
+        if "?" in text and not lost and text.count("?") >= _MOST_LOST:
+            lost = _is_lost(text)
+        if "=" in text and not codes:
+            codes = _MAIL.search(text) is not None
         if lines := "\n" in text:
             lined = True
             seen = seen or "\n\n" in text[_END:]
@@ -93,18 +106,23 @@ def count_suspects(row: Row, report: Report, *, labels: bool) -> None:
         if "\\" in text:
             letters = letters or (not lines and _has_letters(text))
             codes = codes or len(_CODE.findall(text)) > 1
+            styled = styled or text.startswith(_STYLED)
         if ";" in text or text[:1] == "<" or text[-1:] == ">":
             pictured = pictured or has_picture(text)
         if "&" in text and not entities and (not row.roles or row.roles[place] != "tool"):
             entities = has_entities(text)
         if seen or len(text) <= LONGEST_UNSET or (text[-1] in _ENDS and text[0] in _BEGINS):
             odd.append(place)
+    if texts[-1][-1:].isdecimal() and len(texts[-1]) <= _LONGEST_NUMBER:
+        _count_number(texts[-1], report)
     if lined:
         report.lined += 1
     elif letters:
         report.letters += 1
-    if replaced or terminal or misread or entities or pictured or cut or codes or guarded or formula:
+    if replaced or lost or terminal or misread or styled or entities or pictured or cut or codes or guarded or formula:
         report.replaced += replaced
+        report.lost += lost
+        report.styled += styled
         report.terminal += terminal
         report.misread += misread
         report.entities += entities
@@ -151,6 +169,26 @@ def _fills_a_cell(text: str) -> bool:
         return len(text) in _CELLS
     pairs = len(text.encode("utf-16-le", "surrogatepass")) // 2
     return pairs == 32_767 or (pairs == 32_766 > len(text)) or 65_533 <= len(text.encode("utf-8", "replace")) <= 65_535
+
+
+def _count_number(answer: str, report: Report) -> None:
+    """Count an answer that is a number, by how a program wrote it."""
+    if _NUMBER.fullmatch(answer):
+        report.floats += answer.endswith(".0")
+        report.decimals += not answer.endswith(".0")
+    report.rounded_answers += is_rounded(answer)
+
+
+#: With a point, and characters of one.
+_NUMBER: Final = re.compile(r"-?\d+\.\d+")
+_LONGEST_NUMBER: Final = 24
+
+
+def _is_lost(text: str) -> bool:
+    """Whether a program wrote `?` for letters that it could not write: most of a text is, or several words have one."""
+    if 2 * text.count("?") > len(text) - text.count(" "):
+        return True
+    return "=" not in text and "://" not in text and len(_LOST.findall(text)) >= _MOST_LOST
 
 
 def _has_letters(text: str) -> bool:

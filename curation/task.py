@@ -171,13 +171,15 @@ class Report:
     these it has escapes, `rounded` in how many a label, source or group is a number that a program has rounded,
     `addresses` in how many one is the address of a file, `encoded` in how many one is encoded, and `lined` and
     `letters` in how many one has a line end, or none but `\\n` in letters, `replaced` in how many one has U+FFFD for
-    what nobody could read, `misread` in how many one is UTF-8 that was read as something else, `entities` in how many
+    what nobody could read, `lost` in how many one has `?` for what could not be written, `misread` in how many one was
+    read in another encoding than it was written in, `styled` in how many one is RTF, `entities` in how many
     one has characters as HTML or Excel's XML writes them, `pictured` in how many a picture
     stands, `cut` in how many one is as long as a `VARCHAR(255)` may be, `cell` as a cell of Excel, Google Sheets or
     MySQL, `guarded` and `formula` in how many one begins as exports or sheets write formulas, `codes` in how many one
     has characters as JSON writes them in ASCII, `leaked` how many begin or end with their label, `several` how many
     have several answers of which one is learned, and `apart` how many have an answer directly behind another one;
-    `total` whether the last one is a total of the others."""
+    `floats`, `decimals` and `rounded_answers` in how many the answer is a number with `.0`, with other parts, or as
+    Excel rounds it; `total` whether the last one is a total of the others."""
 
     file: int
     records: int = 0
@@ -205,6 +207,7 @@ class Report:
     lined: int = 0
     letters: int = 0
     replaced: int = 0
+    lost: int = 0
     terminal: int = 0
     misread: int = 0
     entities: int = 0
@@ -212,9 +215,13 @@ class Report:
     cut: int = 0
     cell: int = 0
     guarded: int = 0
+    styled: int = 0
     formula: int = 0
     codes: int = 0
     leaked: int = 0
+    floats: int = 0
+    decimals: int = 0
+    rounded_answers: int = 0
     several: int = 0
     apart: int = 0
     total: int = 0

@@ -19,6 +19,7 @@ _TABLE: Final = "write the names of its columns as its first line, and call it `
 _TEXT: Final = "write the text alone"
 _LINES: Final = "write JSON lines"
 _EXPORT: Final = "export it as CSV or JSON lines"
+_TALKS: Final = "write each as `messages` in JSON lines"
 _ALONE: Final = "write the JSON alone, one row a line, as `.jsonl`"
 #: How a text begins, behind white space, what that looks like, and what to do if it is not meant as text.
 _BEGINS: Final = (
@@ -50,6 +51,18 @@ _BEGINS: Final = (
     (re.compile(r"(?:%[^\n]*\n|\s)*@[a-z]{2,20}\{[^,\s]{1,80},\s*\n?\s*\w+\s*=", re.IGNORECASE), "BibTeX", _EXPORT),
     (re.compile(r"(?:[#;][^\n]*\n|\s)*\[[\w. -]{1,60}\][ \t]*\r?\n(?:[#;][^\n]*\n|\s)*[\w.-]{1,60}[ \t]*="),
      "settings (INI)", _LINES),
+    (re.compile(r"(?:<s>|<\|begin_of_text\|>)?\s*(?:\[INST\]|<\|im_start\|>|<start_of_turn>|<\|start_header_id\|>)"),
+     "conversations in a model's template", _TALKS),
+    (re.compile(r"(?:#{2,3} ?)?(?:Human|User|Instruction|Question|Q)(?:: ?|:?\n)[^\n]*\n(?:[^\n]*\n){0,40}?"
+                r"(?:#{2,3} ?)?(?:Assistant|Bot|AI|Response|Answer|A):", re.IGNORECASE), "questions and answers",
+     _TALKS),
+    (re.compile(r"\[?\d{1,4}[./-]\d{1,2}[./-]\d{1,4},? \d{1,2}:\d\d(?::\d\d)?(?:\s?[AP]M)?(?:\]| -) [^:\n]{1,60}: ",
+                re.IGNORECASE), "a chat", _TALKS),
+    (re.compile(r"(?://[^\n]*\n|/\*(?:[^*]|\*(?!/)){0,400}\*/|\s)+[\[{]\s*(?:[\[{]\s*)?\"[^\"\n]{1,80}\"\s*:"),
+     "JSON with comments", f"take these out, and {_JSON}"),
+    (re.compile(r"## (?:intent|synonym|regex|lookup):"), "Rasa's examples", f"{_LINES} with `text` and `label`"),
+    (re.compile(r"TY  - \w+\r?\n(?:[A-Z]\w  - )"), "references (RIS)", _EXPORT),
+    (re.compile(r"(?:[-+]?\d+(?:\.\d+)?(?: \d+:\S+){2,}\s*\n){2}"), "libsvm's rows, which are no text", _EXPORT),
     # A template's `<s>` and a model's thoughts are no markup.
     (re.compile(r"<(?!s>|think>)[A-Za-z!][^<>]{0,400}>(?=[\s\S]*</|\s*<)"), "XML or HTML", _TEXT),
 )  # fmt: skip

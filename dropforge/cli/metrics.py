@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import socket
 import threading
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -49,6 +51,8 @@ def metrics(
     except OSError as error:
         mend = "Give another --port, or --host"
         raise DropforgeError(f"address {host}:{port}", f"it cannot be listened on ({error})", mend) from None
+    if host in {"127.0.0.1", "localhost", "::1"}:
+        server.set_app(_asked_by_name(server.get_app()))
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
@@ -57,3 +61,19 @@ def metrics(
     Console().print(f"Metrics at http://{place}:{server.server_port}/metrics", soft_wrap=True, highlight=False)
     over.wait()
     server.shutdown()
+
+
+#: Any other name may be a page that a browser was lured to.
+_HERE: Final = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d+)?")
+
+
+def _asked_by_name(answer: Any) -> Callable[[Any, Any], Any]:
+    """Answer those alone who ask this machine by a name of its own."""
+
+    def asked(environ: Any, start_response: Any) -> Any:
+        if _HERE.fullmatch(environ.get("HTTP_HOST", "")):
+            return answer(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "text/plain")])
+        return [b"Ask 127.0.0.1 by that name, or give `dropforge metrics` a --host\n"]
+
+    return asked

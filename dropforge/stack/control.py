@@ -24,6 +24,7 @@ from dropforge.stack.processes import Process, Traces
 from dropforge.stack.secrets import read_secrets
 from dropforge.stack.services import LOCAL, hosts
 from dropforge.stack.state import (
+    FIRST_ROOM,
     PORTS,
     ServiceState,
     StackState,
@@ -67,7 +68,7 @@ def start(
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(folder)
         folder.chmod(0o700)
-        if full := full_disk(folder):
+        if full := full_disk(folder, FIRST_ROOM) if read_state(folder) is None else full_disk(folder):
             raise OSError(full)
         read_secrets(folder)
         (folder / "logs").mkdir(mode=0o700, exist_ok=True)
@@ -110,12 +111,13 @@ def _launch(
     wanted = Databases.of(folder)
     databases.check(folder, wanted)
     before = read_state(folder)
+    _check_own(folder, before)
     if before is not None:  # now that the lock is held, nobody shall take what a killed one wrote for its word
         try:
             write_state(replace(before, phase="stopped"))
         except OSError as error:
             raise file_error(error) from None
-    _end_leftovers(traces_of(folder, before))
+    _end_left(folder, before)
     if not wanted.embedded:
         databases.provide(wanted)
     databases.remember(folder, wanted)
@@ -226,7 +228,7 @@ def stop(folder: Path) -> bool:
     try:
         lock = take_lock(folder)  # what a supervisor that lives has started is not left over
     except OSError:  # then nobody can start one
-        return _end_leftovers(traces_of(folder, read_state(folder) or state)) or stopped
+        return _end_left(folder, read_state(folder) or state) or stopped
     if lock is None:
         raise DropforgeError(
             f"stack in {folder}",
@@ -234,7 +236,7 @@ def stop(folder: Path) -> bool:
             "Wait for the `dropforge up` that starts it, or stop that; then `dropforge down` again",
         )
     try:
-        return _end_leftovers(traces_of(folder, read_state(folder) or state)) or stopped
+        return _end_left(folder, read_state(folder) or state) or stopped
     finally:
         os.close(lock)
 
@@ -320,9 +322,24 @@ def _is_broadcast(host: str) -> bool:
     return False
 
 
-def _end_leftovers(traces: Traces) -> bool:
-    """End what a killed supervisor left behind."""
+def _end_left(folder: Path, state: StackState | None) -> bool:
+    """End what a killed supervisor left behind. :raises DropforgeError: see `_check_own`."""
+    _check_own(folder, state)
+    traces = traces_of(folder, state)
     return processes.end_all(lambda: processes.leftovers(traces), grace=5.0)
+
+
+def _check_own(folder: Path, state: StackState | None) -> None:
+    """:raises DropforgeError: if a folder is a copy of one whose stack runs: its state names that one's processes."""
+    if state is None or state.traces.boot != processes.boot_id():
+        return
+    supervisor = Process(*state.supervisor)
+    if processes.alive(supervisor) and not processes.holds(supervisor, mark_path(folder)):
+        raise DropforgeError(
+            f"stack in {folder}",
+            f"the folder was copied from that of a stack that runs (its supervisor is process {supervisor.pid})",
+            "Stop that one by its own folder first; a copy of a stack is whole only if it is made while that is down",
+        )
 
 
 def _living(folder: Path, pid: int | None = None) -> StackState | None:

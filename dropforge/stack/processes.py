@@ -96,8 +96,7 @@ def leftovers(traces: Traces) -> list[Process]:
         return []
     processes = {pid: process for pid, process in table().items() if not process.zombie}
     starts = dict(traces.processes)
-    mark = traces.mark.parent.resolve() / traces.mark.name  # a link in its place may lead to what all hold open
-    marks = {mark, mark.with_name(f"{mark.name} (deleted)")}  # as the kernel shows it once the folder was removed
+    marks = _spellings(traces.mark)
     found = {pid for pid, start in starts.items() if pid in processes and processes[pid].start == start}
     for process in processes.values():
         leader = processes.get(process.session)
@@ -189,6 +188,16 @@ def works_in(process: Process, folder: Path) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process.pid}/cwd").readlink() == folder
     return False
+
+
+def holds(process: Process, mark: Path) -> bool:
+    """Whether a process has this file open."""
+    return _has_mark(process.pid, _spellings(mark))
+
+
+def _spellings(mark: Path) -> set[Path]:
+    place = mark.parent.resolve() / mark.name  # a link in its place may lead to what all hold open
+    return {place, place.with_name(f"{place.name} (deleted)")}  # as the kernel shows it once the folder was removed
 
 
 def _has_mark(pid: int, marks: Set[Path]) -> bool:

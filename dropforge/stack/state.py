@@ -180,12 +180,14 @@ def client_env(folder: Path, ports: dict[str, int], secrets: Secrets) -> dict[st
 _LOCK_TRIES = 10  # who looks whether it is taken holds it for a moment
 _LOCK_PAUSE = 0.02  # seconds
 _ROOM = 17 << 20  # bytes; PostgreSQL writes its log in files of 16 MiB
+#: Bytes that a stack writes when it starts for the first time: two databases with their tables, and logs.
+FIRST_ROOM = 256 << 20
 
 
-def full_disk(folder: Path) -> str:
-    """What to say if the disk of the state folder is full, else nothing."""
+def full_disk(folder: Path, least: int = _ROOM) -> str:
+    """What to say if the disk of the state folder is full, else nothing. :param least: bytes that it has to have."""
     found = os.statvfs(folder)
-    full = found.f_bavail * found.f_frsize < _ROOM or (found.f_files > 0 and found.f_favail == 0)
+    full = found.f_bavail * found.f_frsize < least or (found.f_files > 0 and found.f_favail == 0)
     return f"the disk of {folder} is full: make room there" if full else ""
 
 

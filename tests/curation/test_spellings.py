@@ -317,6 +317,15 @@ def test_classes_that_programs_name_otherwise_are_told_and_numbers_grades_and_sc
         ["1", "1. low"],
         ["low", "1: low"],
         ["spam", "spam\nIt sells."],
+        ["POS", "Sentiment.POS"],  # a member of an enumeration
+        ["A01", "A01: Cholera"],
+        ["1", "tensor(1)", "np.int64(1)", "Decimal('1')"],
+        ["spam", "np.str_('spam')"],
+        ["Home > Garden", "Home/Garden", "home | garden"],
+        ["abcdef12-3456-7890-abcd-ef1234567890", "ABCDEF1234567890ABCDEF1234567890"],
+        ["Привет", "Привет".encode().decode("cp1251")],
+        ["Höher", "Höher".encode().decode("mac_roman"), "H\u00c3\u00b6her"],
+        ["Höher", "H?her"],
     ):
         assert alike(dict.fromkeys([*ways, "other"], 1)) == [dict.fromkeys(ways, 1)]
     others = [
@@ -566,7 +575,7 @@ def test_line_ends_in_letters_are_told_where_hardly_a_row_has_one(make: Make, st
         told.replace("twice", "small").replace("30", "40"),
         told,
     ]
-    assert [line.split(" rows ")[0] for line in warnings if "JSON writes them in ASCII" in line] == ["codes.jsonl: 40"]
+    assert [line.split(" rows ")[0] for line in warnings if "write them in ASCII" in line] == ["codes.jsonl: 40"]
 
 
 def test_colours_and_backspaces_of_terminals_are_told(make: Make, store: FolderStore) -> None:
@@ -674,13 +683,13 @@ def test_texts_that_were_misread_or_lost_characters_are_told(make: Make, store: 
     bad = {"misread": said[0].encode().decode("cp1252"), "replaced": "Gr\ufffd\ufffde", "of both": "Ã\u0084nderung"}
     made = make({f"{name}.jsonl": lines(text=[*said, text]) for name, text in bad.items()})
     told = [line for line in json.loads(store.get(made.files["card_json"]))["warnings"] if ".jsonl" in line]
-    assert [line.partition(", which ")[0].partition(" that ")[0] for line in told] == [
+    assert [line.partition(", which ")[0].partition(" than ")[0] for line in told] == [
         "replaced.jsonl: 1 rows hold U+FFFD",
-        "misread.jsonl: 1 rows are UTF-8",
-        "of both.jsonl: 1 rows are UTF-8",
+        "misread.jsonl: 1 rows were read in another encoding",
+        "of both.jsonl: 1 rows were read in another encoding",
     ]
     mended = make({"a.jsonl": lines(text=[*said, *bad.values()])}, "d2", unicode="repair")
-    assert not any("UTF-8" in line for line in json.loads(store.get(mended.files["card_json"]))["warnings"])
+    assert not any("another encoding" in line for line in json.loads(store.get(mended.files["card_json"]))["warnings"])
 
 
 @pytest.mark.parametrize(("labels", "told"), [(range(30), True), ([*range(15)] * 2, False), (["a", "b"] * 15, False)])

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -261,13 +262,13 @@ def test_nobody_starts_a_stack_between_the_look_and_the_start(tmp_path: Path, mo
     ports, traces = {"objects": 1, "mlflow": 2, "airflow": 3}, processes.Traces("boot", "id", tmp_path, frozenset())
     write_state(StackState(folder, "ready", ports, {}, (1, 1), traces, 0.0, read_secrets(folder)))
 
-    def others_start(_: object) -> bool:
+    def others_start(*_: object) -> bool:
         others.append(control.start(folder))
         with pytest.raises(DropforgeError, match="not running"):  # what a killed one wrote is not taken for its word
             running_stack(folder, "Start it")
         return False
 
-    monkeypatch.setattr(control, "_end_leftovers", others_start)
+    monkeypatch.setattr(control, "_end_left", others_start)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(DropforgeError, match="ended at once"):
         control.start(folder)
@@ -275,6 +276,20 @@ def test_nobody_starts_a_stack_between_the_look_and_the_start(tmp_path: Path, mo
     state = read_state(folder)
     assert state is not None
     assert (state.phase, state.ports) == ("stopped", ports)
+
+
+def test_a_copy_of_a_folder_whose_stack_runs_ends_nothing_of_it(small: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    assert control.start(small)
+    state = control.wait_ready(small)
+    shutil.copytree(small, copy)
+    for attempt in (control.stop, control.start):
+        with pytest.raises(DropforgeError, match=f"copied from .*its supervisor is process {state.supervisor[0]}"):
+            attempt(copy)
+    assert is_running(small)
+    assert control.wait_ready(small).supervisor == state.supervisor
+    assert control.stop(small)
+    assert not control.stop(copy)
 
 
 def test_down_ends_a_stack_whose_supervisor_is_only_about_to_start(

@@ -8,7 +8,10 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -293,19 +296,43 @@ def test_the_reasons_are_those_of_the_job_library() -> None:
     assert {"train", "evaluate", "reaper"} <= TASKS
 
 
-def test_in_a_cluster_it_is_scraped_by_addresses_of_both_kinds() -> None:
-    deployment = next(one for one in exporter("image") if one["kind"] == "Deployment")
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    command = [sys.executable, "-m", *container["args"][:-1], "0"]
+@contextmanager
+def serving(*words: str) -> Iterator[int]:
+    """The port of the command, which finds neither bucket nor MLflow."""
     nowhere = dict.fromkeys(("AWS_ENDPOINT_URL", "MLFLOW_TRACKING_URI"), "http://127.0.0.1:9")
     keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "none")
     env = os.environ | nowhere | keys | {"DROPFORGE_BUCKET": "none-such"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as serving:
+    command = [sys.executable, "-m", *words, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as started:
         try:
-            assert serving.stdout is not None
-            port = int(serving.stdout.readline().rpartition(":")[2].removesuffix("/metrics\n"))
-            for host in ("127.0.0.1", "[::1]") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
-                with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=60) as answer:
-                    assert answer.status == 200
+            assert started.stdout is not None
+            yield int(started.stdout.readline().rpartition(":")[2].removesuffix("/metrics\n"))
         finally:
-            serving.terminate()
+            started.terminate()
+
+
+def status(address: str, **headers: str) -> int:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_in_a_cluster_it_is_scraped_by_addresses_of_both_kinds() -> None:
+    deployment = next(one for one in exporter("image") if one["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    *words, option, _ = container["args"]
+    assert option == "--port"
+    with serving(*words) as port:
+        for host in ("127.0.0.1", "[::1]") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
+            assert status(f"http://{host}:{port}/metrics", Host="exporter.airflow:9469") == 200
+
+
+def test_on_a_machine_of_ones_own_no_page_reads_it_by_a_name_that_leads_there() -> None:
+    with serving("dropforge", "metrics") as port:
+        address = f"http://127.0.0.1:{port}/metrics"
+        assert [status(address), status(address, Host=f"localhost:{port}")] == [200, 200]
+        assert [status(address, Host=name) for name in ("evil.example", f"evil.example:{port}", "127.0.0.1.x.org")] == [
+            403
+        ] * 3
