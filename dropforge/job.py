@@ -196,15 +196,21 @@ def tokenise_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
 
 
 def evaluate_job(spec: RunSpec, recipe: Recipe) -> dict[str, Any]:
-    """Arguments for the job that measures candidate and champion: one pod, one process."""
+    """Arguments for the job that measures candidate and champion: one pod, with a process for each GPU, or as many as
+    share the weights."""
     return {
         **_common(spec, recipe, "evaluate"),
         **_placed(job_name(spec.run, "evaluate"), recipe.compute, "evaluate", 1),
         "command": ["python", "-m", "trainer.evaluate", f"{spec.root}/evaluate.json"],
         "nodes": 1,
-        "processes_per_node": 1,
+        "processes_per_node": _evaluating(recipe.compute),
         "deadline_seconds": recipe.compute.deadline_minutes * 60,
     }
+
+
+def _evaluating(compute: Compute) -> int:
+    """How many processes of a pod measure: more than one are of use with GPUs of their own, or with a share each."""
+    return compute.processes_per_node if compute.gpus > 1 or compute.parallel not in ("auto", "ddp") else 1
 
 
 def asked_job(spec: RunSpec, recipe: Recipe, purpose: str, order: str) -> dict[str, Any]:

@@ -33,12 +33,10 @@ import json
 import math
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,34 +57,36 @@ from trainer.data.rows import Row, check_keys, load_manifest, read_rows
 from trainer.data.template import UNWRITTEN
 from trainer.data.user_code import UserCode, user_code
 from trainer.launch import Verdict, write_termination_message
+from trainer.local_ranks import begin_rank, leave_process, ranks_of_node, run_ranks
 from trainer.node.machine import allocator
-from trainer.rank import ending
+from trainer.rank import ending, leave_word
 from trainer.report.artifacts import keep_files
 from trainer.report.console import Console, warn
 from trainer.report.samples import name_of, table_json
 from trainer.row_slices import sliced
 from trainer.row_sums import NAME, Columns, answered_columns, figure, measured_columns, placed, plain, read_bytes
-from trainer.state.stop import StopSignal
+from trainer.state.stop import PreemptedError, StopSignal
+from trainer.unmeasurable import NoTargetError, OtherTaskError
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Tokens
+    from trainer.gang import Gang
     from trainer.generate import Answers
     from trainer.measure import Measured
+
+T = TypeVar("T")
 
 RESULT = "evaluation.json"
 _KEPT: Final = ("eval/", "gen/", PREFIX, "model/")  # figures that are told of the champion, too
 _OF_ROWS: Final = ("eval/", PREFIX)  # those that count tokens of rows; answers are of prompts that all models are asked
-_KINDS: Final = {
-    "causal-lm": "a causal language model",
-    "classification": "a classifier",
-    "sequence-to-sequence": "an encoder-decoder",
-}
 _KEEP: Final = 30.0  # seconds that the end waits for the answers to be stored
 
 
-def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
+def evaluate(uri: str, stop: StopSignal, console: Console, gang: Gang | None = None) -> dict[str, Any]:
     """Measure both models and write the result.
 
+    :param gang: the ranks that measure together; without it those of `gang_here`.
+    :return: the result; of ranks other than the first one nothing.
     :raises RecipeError: if a model cannot be loaded. :raises DataError: if the dataset is broken.
     """
     check_versions()
@@ -94,15 +94,39 @@ def evaluate(uri: str, stop: StopSignal, console: Console) -> dict[str, Any]:
     root, key = split_uri(order["run"])
     spec = RunSpec.read(open_store(root), key)
     settings = read_settings(spec.recipe)
+    gang = gang or gang_here(settings)
+    gang.connect(console.phase)
     with user_code(settings.code) as code:
-        return _compare(spec, settings, order, code, stop, console)
+        found = _compare(spec, settings, order, code, stop, console, gang)
+    gang.barrier()  # the first rank has stored the result
+    return found
+
+
+def gang_here(settings: Settings) -> Gang:
+    """This process among those that its launcher has started, or by itself.
+
+    :raises RecipeError, NodeError: if it finds no GPU and the recipe asks for some.
+    """
+    from trainer.gang import gang_from_env
+
+    return gang_from_env(settings.gpus, None if "LOCAL_RANK" in os.environ else {})
 
 
 def _compare(
-    spec: RunSpec, settings: Settings, order: Mapping[str, Any], code: UserCode, stop: StopSignal, console: Console
+    spec: RunSpec,
+    settings: Settings,
+    order: Mapping[str, Any],
+    code: UserCode,
+    stop: StopSignal,
+    console: Console,
+    gang: Gang,
 ) -> dict[str, Any]:
-    held = holdout_rows(spec, settings, code)
-    rows = evaluation_rows(spec, settings, code, held)
+    found: tuple[list[Row], Holdout | None] | None = None
+    if gang.leader:
+        held = holdout_rows(spec, settings, code)
+        found = evaluation_rows(spec, settings, code, held), held
+    gang.follow("the evaluation rows")  # which one rank reads for all, however long that takes
+    rows, held = gang.gather(found)[0]
     stop.check()
     if held is not None:
         console.say(str(held))
@@ -112,7 +136,7 @@ def _compare(
         name: str, uri: str, some: list[Row], held_out: list[Row] | None, *, answering: bool = True
     ) -> MeasuredModel:
         how = settings if answering else replace(settings, generation=None)
-        return measure_model(name, uri, some, how, stop, console, code, held_out)
+        return measure_model(name, uri, some, how, stop, console, code, held_out, gang)
 
     measured = measure("candidate", order["candidate"], rows, own)
     candidate, tables = measured.figures, {"candidate": measured.answers}
@@ -162,6 +186,8 @@ def _compare(
         if "problem" in champion:
             console.say(f"the champion has no figures: {champion['problem']}")
             columns.pop("champion", None)
+    if not gang.leader:
+        return {}
     policy = policy_of(spec.recipe["promote"], same_tokenizer=same, task=settings.task)
     gain = gain_of(policy, compared)
     if gain is not None:
@@ -314,14 +340,6 @@ class MeasuredModel:
     notes: tuple[str, ...] = ()
 
 
-class NoTargetError(RecipeError):
-    """A model for which no row has anything to be measured by."""
-
-
-class OtherTaskError(RecipeError):
-    """A model that cannot be measured, because it was made for another task."""
-
-
 def read_order(uri: str) -> dict[str, Any]:
     """The content of evaluate.json. :raises RecipeError: if it is none."""
     root, key = split_uri(uri)
@@ -434,83 +452,59 @@ def measure_model(
     console: Console,
     code: UserCode | None = None,
     held: list[Row] | None = None,
+    gang: Gang | None = None,
 ) -> MeasuredModel:
     """Measure one model. Without a finite loss, `problem` is in the place of figures.
 
     :param name: what it is called in messages. :param uri: its folder.
     :param code: the user's own, for its metrics; `rows` were changed by it.
     :param held: rows of the family's own, to be measured besides.
+    :param gang: the ranks that measure together, all with the same rows; without it those of `gang_here`.
     :raises OtherTaskError: if it is not for the task of `settings`.
     """
     from trainer.assembly import examine, pad_id
     from trainer.data.batch import make_batch
-    from trainer.data.hub import Through
-    from trainer.data.labels import for_labels
-    from trainer.data.seq2seq import for_seq2seq
-    from trainer.data.tokenizer import load_tokenizer, reading_digest
-    from trainer.gang import gang_from_env, set_threads
+    from trainer.data.tokenizer import reading_digest
+    from trainer.evaluation_model import evaluation_model
+    from trainer.gang import set_threads
     from trainer.generate import generate
     from trainer.measure import measure
-    from trainer.model.build import (
-        Built,
-        check_vocabulary,
-        context_of,
-        fetch_folder,
-        head_labels,
-        load_classifier,
-        task_of,
-    )
+    from trainer.model.attention import agree_packing
+    from trainer.model.build import check_vocabulary, context_of
     from trainer.model.loss import check_tf32, choose_way, loss_model
-    from trainer.model.prefix import open_model
-    from trainer.model.seq2seq import load_seq2seq
-    from trainer.prepare import node_cache
     from trainer.tokenise import encode_eval, prompts_of
 
     code = code or UserCode()
     code.check_metrics(settings.generation)
     console.phase(f"measuring the {name}, {uri}")
     quiet_libraries()
-    gang = gang_from_env(settings.gpus, {})
+    gang = gang or gang_here(settings)
     check_tf32(gang.device, settings.eval_precision, "evaluate.precision")
-    set_threads(1)
-    with tempfile.TemporaryDirectory(prefix="dropforge-model-") as temporary, node_cache(settings, console.say) as node:
-        through = Through(node, Path(temporary), stop.check) if node is not None else None
-        folder = fetch_folder(uri, Path(temporary), prefix=True, through=through)
-        folder_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        task = task_of(folder)
-        if task != settings.task:
-            what = f"{_KINDS[task]}, and no {_KINDS[settings.task].partition(' ')[2]}"
-            raise OtherTaskError(f"{name} {uri}", f"it is {what}", "Measure it on rows of its own task")
-        labels = head_labels(folder)
-        tokenizer = load_tokenizer(folder, ends=labels is None)
-        model: Any
-        if labels is not None:
-            tokenizer, model = for_labels(tokenizer), load_classifier(folder)
-        elif task == "sequence-to-sequence":
-            tokenizer, model = for_seq2seq(tokenizer), load_seq2seq(folder)
-        else:
-            model = open_model(folder, node=node, check=stop.check)
-        built = Built(model.to(gang.device).eval())
-    # A champion may have a shorter context than the candidate: it reads longer rows in parts, or cut.
-    longest = context_of(built.model) or settings.train.sequence_length
-    if labels is not None:  # cuts texts there wherever it is used
-        longest = min(longest, tokenizer.model_max_length)
-    length = min(settings.train.sequence_length, longest)
-    settings = replace(settings, train=replace(settings.train, sequence_length=length))
-    tokens = encode_eval(tokenizer, rows, settings, labels)
-    if not len(tokens):
-        raise NoTargetError(f"{name} {uri}", "no evaluation row has a target for it", "Check `train.loss_on`")
-    notes = _read_otherwise(tokens.facts)
-    for note in notes:
-        console.say(f"{name}: {note}")
-    check_vocabulary(built.model, int(tokens.ids.max()))
-    # Models are measured alike, whatever attention one of them was trained with, and perhaps without its GPU.
-    alike = replace(settings.train, attention="auto", precision=settings.eval_precision)
-    attention = examine(built, replace(settings, train=alike))
-    loss = loss_model(built.model, attention.packs, False, attention.masked)
-    loss.exact = attention.exact
-    pad = pad_id(tokenizer)
-    choose_way(loss, make_batch(tokens, [np.zeros(1, np.int64)], pad).to(gang.device))
+    set_threads(gang.local_world)
+    with evaluation_model(name, uri, settings, gang, stop.check, console.say) as model:
+        built, labels, tokenizer, stored = model.built, model.labels, model.tokenizer, model.stored
+        # A champion may have a shorter context than the candidate: it reads longer rows in parts, or cut.
+        longest = context_of(built.model) or settings.train.sequence_length
+        if labels is not None:  # cuts texts there wherever it is used
+            longest = min(longest, tokenizer.model_max_length)
+        length = min(settings.train.sequence_length, longest)
+        settings = replace(settings, train=replace(settings.train, sequence_length=length))
+        tokens = encode_eval(tokenizer, rows, settings, labels)
+        if not len(tokens):
+            raise NoTargetError(f"{name} {uri}", "no evaluation row has a target for it", "Check `train.loss_on`")
+        notes = _read_otherwise(tokens.facts)
+        for note in notes:
+            console.say(f"{name}: {note}")
+        check_vocabulary(built.model, int(tokens.ids.max()))
+        # Models are measured alike, whatever attention one of them was trained with, and perhaps without its GPU.
+        alike = replace(settings.train, attention="auto", precision=settings.eval_precision)
+        attention = agree_packing(gang, examine(model.look, replace(settings, train=alike)))
+        chosen = loss_model(model.look.model, attention.packs, False, attention.masked)
+        chosen.exact = attention.exact
+        pad = pad_id(tokenizer)
+        probe = make_batch(tokens, [np.zeros(1, np.int64)], pad).to(gang.device)
+        choose_way(chosen, probe)
+        loss = model.shared(chosen, probe, length, settings.eval_precision)
 
     def tell(done: int, count: int) -> None:
         if done == count or done % max(1, count // 10) == 0:
@@ -532,14 +526,11 @@ def measure_model(
             own=code.figures if alone else None,
             each_document=alone,
         )
-        if found is None:
-            stop.check()
-        assert found is not None
-        return found
+        return _whole(found, stop)
 
     began = time.monotonic()
     found = measured(tokens, alone=True)
-    figures = {**found.plain(), **_size(folder_bytes, built.model), "model/rows_per_second": _speed(found.rows, began)}
+    figures = {**found.plain(), **_size(stored, built.model), "model/rows_per_second": _speed(found.rows, began)}
     digest = reading_digest(tokenizer)
     if labels is not None:
         figures["unseen_labels"] = tokens.facts["unseen_labels"]
@@ -577,12 +568,18 @@ def measure_model(
         say=console.say,
         scorers=code.scorers,
     )
-    if answers is None:
-        stop.check()
-    assert answers is not None
+    answers = _whole(answers, stop)
     console.say(f"{name}: {answers}")
     columns |= answered_columns(answers, rows)
     return MeasuredModel({**figures, **answers.plain()}, digest, answers, labels, columns, read, held_read, notes)
+
+
+def _whole(found: T | None, stop: StopSignal) -> T:
+    """What was measured. :raises PreemptedError: if a rank was asked to stop meanwhile."""
+    if found is None:
+        stop.check()
+        raise PreemptedError(None, message="another rank was asked to stop")
+    return found
 
 
 def _read_otherwise(facts: Mapping[str, Any]) -> tuple[str, ...]:
@@ -616,19 +613,40 @@ def _speed(rows: int, began: float) -> float:
 
 
 def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> int:
-    """Entry point; returns the exit code."""
+    """Entry point; returns the exit code. With several processes a node it starts them and waits."""
     arguments = sys.argv[1:] if argv is None else argv
     if len(arguments) != 1:
         warn("usage: python -m trainer.evaluate ADDRESS_OF_EVALUATE_JSON")
         return 2
-    # As for ranks, and before torch is imported: threads that spin while they wait take the others' cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.update(allocator(os.environ))
+    if "LOCAL_RANK" in env:
+        return _rank(arguments[0], int(env["RANK"]))
+    ranks = ranks_of_node(env)
+    if ranks > 1:
+        verdict = run_ranks("trainer.evaluate", arguments[0], ranks)
+        if verdict.code:
+            warn(verdict.message)
+    else:
+        # As for ranks, and before torch is imported: threads that spin while they wait take the others' cores.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        os.environ.update(allocator(os.environ))
+        verdict = _evaluated(arguments[0], Console())
+    write_termination_message(verdict, env)
+    return int(verdict.code)
+
+
+def _rank(uri: str, rank: int) -> int:
+    """One of several ranks; the launcher writes the termination message."""
+    begin_rank()
+    verdict = _evaluated(uri, Console(quiet=rank != 0), rank)
+    leave_word(rank, int(verdict.code), verdict.message)
+    return int(verdict.code)
+
+
+def _evaluated(uri: str, console: Console, rank: int = 0) -> Verdict:
     stop = StopSignal()
     stop.install()
     try:
-        evaluate(arguments[0], stop, Console())
-        verdict = Verdict(ExitCode.DONE, "done")
+        evaluate(uri, stop, console)
     except (Exception, KeyboardInterrupt) as error:
         code, message = ending(error)
         if not isinstance(error, DropforgeError) and code == 1:
@@ -636,11 +654,13 @@ def main(argv: list[str] | None = None, env: Mapping[str, str] = os.environ) -> 
 
             traceback.print_exc()
         warn(message)
-        verdict = Verdict(code, message, 0)
-    write_termination_message(verdict, env)
-    return int(verdict.code)
+        return Verdict(code, message, rank)
+    return Verdict(ExitCode.DONE, "done")
 
 
 if __name__ == "__main__":
     wait_for_s3()
-    raise SystemExit(main())
+    ended = main()
+    if "LOCAL_RANK" in os.environ:
+        leave_process(ended)
+    raise SystemExit(ended)
