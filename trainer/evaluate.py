@@ -121,12 +121,12 @@ def _compare(
     console: Console,
     gang: Gang,
 ) -> dict[str, Any]:
-    found: tuple[list[Row], Holdout | None] | None = None
+    read: tuple[list[Row], Holdout | None] | None = None
     if gang.leader:
         held = holdout_rows(spec, settings, code)
-        found = evaluation_rows(spec, settings, code, held), held
+        read = evaluation_rows(spec, settings, code, held), held
     gang.follow("the evaluation rows")  # which one rank reads for all, however long that takes
-    rows, held = gang.gather(found)[0]
+    rows, held = gang.gather(read)[0]
     stop.check()
     if held is not None:
         console.say(str(held))

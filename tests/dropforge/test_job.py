@@ -88,6 +88,28 @@ def test_every_job_of_a_run_can_be_of_every_kind(kind: Kind) -> None:
         assert kind_of(manifest) is kind
 
 
+@pytest.mark.parametrize(
+    ("compute", "ranks"),
+    [
+        ({"gpus": 8}, 8),
+        ({"gpus": 8, "nodes": 2, "parallel": "fsdp"}, 8),
+        ({"gpus": 1}, 1),
+        ({"processes_per_node": 4}, 1),  # they would share the cores, and each hold the model
+        ({"processes_per_node": 4, "parallel": "fsdp"}, 4),
+    ],
+)
+def test_a_comparison_has_a_process_for_each_gpu_and_each_share_of_the_weights(
+    compute: dict[str, Any], ranks: int
+) -> None:
+    compute = {"backend": "kubernetes", "processes_per_node": compute.get("gpus") or 1, **compute}
+    recipe = parse_recipe(
+        json.dumps({"base": {"scratch": {}}, "train": {"tokens_per_step": 1 << 20}, "compute": compute})
+    )
+    found = evaluate_job(SPEC, recipe)
+    assert (found["nodes"], found["processes_per_node"]) == (1, ranks)
+    assert pytorch_job(**found)["spec"]["nprocPerNode"] == str(ranks)
+
+
 def _resources(value: Any) -> Iterator[dict[str, dict[str, str]]]:
     """Each `resources` of a manifest, a TrainJob's `resourcesPerNode` too."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else []):
