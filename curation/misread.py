@@ -23,7 +23,8 @@ _ACCENTS: Final = re.compile(r"[\u0080-\u00ff]{5,}")
 #: Pairs that are looked at, and sequences of UTF-8 that are no chance.
 _LOOKS: Final = 3
 _ENOUGH: Final = 3
-_MISREAD: Final = re.compile(
+#: The first byte of two or more in UTF-8, and one that goes on, as Windows-1252 and Latin-1 show them.
+SHOWN: Final = re.compile(
     "[\u00c2-\u00f4][\u0080-\u00bf\u0152\u0153\u0160\u0161\u0178\u017d\u017e\u0192\u02c6\u02dc"
     "\u2013\u2014\u2018-\u201a\u201c-\u201e\u2020-\u2022\u2026\u2030\u2039\u203a\u20ac\u2122]"
 )
@@ -53,18 +54,18 @@ def is_misread(text: str) -> bool:
     # Most have none of these, which is told much quicker, and texts in most scripts begin with none.
     if text[:1] > "\u2fff":
         return False
-    if ("Ã" in text or "Â" in text or "Ð" in text or "â€" in text) and _MISREAD.search(text):
+    if ("Ã" in text or "Â" in text or "Ð" in text or "â€" in text) and SHOWN.search(text):
         for page in ("latin-1", "cp1252"):
             with suppress(UnicodeError):
                 text.encode(page).decode()
                 return True
     pages: set[str] = set()
+    latin = False
     for pair in islice(_NEXT_TO.finditer(text), _LOOKS):
-        first, second = pair.group()[0], pair.group()[1]
+        first, second = pair[0][0], pair[0][1]
         pages |= _FIRST.get(first, _NONE) & _MORE.get(second, _NONE)
-        if first < "\u0100" and second < "\u0100" and _is_accented(text):
-            return True
-    return any(_is_utf8(text, page) for page in pages)
+        latin = latin or max(first, second) < "\u0100"
+    return (latin and _is_accented(text)) or any(_is_utf8(text, page) for page in pages)
 
 
 def _is_utf8(text: str, page: str) -> bool:

@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 
 from curation.columns import strings
 from curation.composing import many_marks
+from curation.misread import SHOWN
 from curation.stage import Stage, Staged, refusals
 from curation.turns import with_texts
 from dropforge.errors import RecipeError
@@ -44,11 +45,6 @@ _LOOKED_AT_IN_JSON: Final = rf"{_LOOKED_AT}|\\[bfru]"
 _NEW_LINE: Final = re.compile(r"\r\n?|[\x0b\x0c\x1c-\x1e\x85]")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x9f]")
 _UNSEEN: Final = re.compile("[\u00ad\ufeff\u2060\u200b\u200c\u200d]+")
-# The first byte of two or more in UTF-8, and one that goes on, as Windows-1252 and Latin-1 show them.
-_MISREAD: Final = re.compile(
-    "[\u00c2-\u00f4][\u0080-\u00bf\u0152\u0153\u0160\u0161\u0178\u017d\u017e\u0192\u02c6\u02dc"
-    "\u2013\u2014\u2018-\u201a\u201c-\u201e\u2020-\u2022\u2026\u2030\u2039\u203a\u20ac\u2122]"
-)
 _UNSPACED: Final = re.compile("[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 
 
@@ -135,7 +131,7 @@ def repaired(text: str) -> tuple[str, set[str]]:
             what.add(name)
         return new
 
-    if _MISREAD.search(text):
+    if SHOWN.search(text):
         text = became("\n".join(map(_reread, text.split("\n"))), "mojibake")
     text = became(_NEW_LINE.sub("\n", text), "new_lines")
     text = became(_CONTROL.sub("", text.replace("\x1f", " ")), "controls")
@@ -152,7 +148,7 @@ def repaired(text: str) -> tuple[str, set[str]]:
 
 def _reread(line: str) -> str:
     """A line that was UTF-8 and misread, as it was written; any other as it is."""
-    if not _MISREAD.search(line):
+    if not SHOWN.search(line):
         return line
     fix, settings = _ftfy()
     mended = str(fix(line, settings))

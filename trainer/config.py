@@ -226,6 +226,11 @@ class Settings:
     data_cache_bytes: int = 0
     code: Code | None = None
 
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks share the weights, and not only the rows."""
+        return self.parallel in ("fsdp", "fsdp-no-reshard", "hybrid")
+
 
 def read_settings(recipe: Mapping[str, Any]) -> Settings:
     """Check the recipe of `run.json`.
@@ -292,8 +297,7 @@ def read_settings(recipe: Mapping[str, Any]) -> Settings:
         raise _bad("train.compile", "what unpacks 4 bits is bitsandbytes' own code, which is not compiled")
     if train.offload != "none" and not settings.gpus:
         raise _bad("train.offload", "`compute.gpus` is 0, and there is no GPU whose memory it would spare")
-    sharded = settings.parallel in ("fsdp", "fsdp-no-reshard", "hybrid")
-    if train.offload in ("states", "all") and not sharded:
+    if train.offload in ("states", "all") and not settings.sharded:
         cause = f"`compute.parallel: {settings.parallel}` keeps weights and optimizer state on each GPU"
         raise _bad("train.offload", cause)
     if train.offload in ("activations", "all") and train.activation_checkpointing == "selective":

@@ -57,9 +57,9 @@ from trainer.data.rows import Row, check_keys, load_manifest, read_rows
 from trainer.data.template import UNWRITTEN
 from trainer.data.user_code import UserCode, user_code
 from trainer.launch import Verdict, write_termination_message
-from trainer.local_ranks import begin_rank, leave_process, ranks_of_node, run_ranks
+from trainer.local_ranks import begin_rank, ranks_of_node, run_ranks
 from trainer.node.machine import allocator
-from trainer.rank import ending, leave_word
+from trainer.rank import ending, leave_process, leave_word
 from trainer.report.artifacts import keep_files
 from trainer.report.console import Console, warn
 from trainer.report.samples import name_of, table_json

@@ -40,8 +40,6 @@ _KINDS: Final = {
     "classification": "a classifier",
     "sequence-to-sequence": "an encoder-decoder",
 }
-#: Of `compute.parallel`, where ranks share the weights.
-SHARDED: Final = ("fsdp", "fsdp-no-reshard", "hybrid")
 
 
 @dataclass
@@ -133,7 +131,7 @@ def _load(what: str, folder: Path, settings: Settings, gang: Gang, open_whole: C
 
 def _hollow(folder: Path, settings: Settings, gang: Gang) -> tuple[Built, Built] | None:
     """A model whose weights are read by shards, and its first blocks; None where each rank has to read the whole."""
-    if gang.world == 1 or settings.parallel not in SHARDED or not (folder / CONFIG).is_file():
+    if gang.world == 1 or not settings.sharded or not (folder / CONFIG).is_file():
         return None
     base = replace(settings.base, model=str(folder), revision=None, scratch=None, start="base", new_tokens=None)
     train = replace(settings.train, method="full", freeze=None, offload="none", router_loss=0.0)

@@ -180,7 +180,6 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
     from trainer.node.agent import Output, make_agent, place_from_env
     from trainer.node.heart import STACK_SIGNAL
     from trainer.node.idle import IdleWatch, Policy
-    from trainer.node.machine import allocator, available_cores
     from trainer.node.scratch import scratch as make_scratch
     from trainer.node.system import find_gpus
     from trainer.node.watchdog import Watchdog
@@ -197,16 +196,8 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
     if place.node == 0:
         leave_began(open_store(spec.root), _BEGAN)
     with make_scratch() as scratch:
-        os.environ["DROPFORGE_SCRATCH"] = str(scratch)
-        os.environ["DROPFORGE_LAUNCHER"] = str(os.getpid())
         os.environ["DROPFORGE_BEGAN"] = str(_BEGAN)
-        # torchrun would set one thread per rank, whatever the machine has.
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // place.ranks)))
-        # Threads that spin while they wait make a shared machine many times slower.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        wanted = {**flight_recorder(str(scratch)), **environment(spec.recipe), **allocator(os.environ)}
-        for key, value in wanted.items():
-            os.environ.setdefault(key, value)
+        set_environment(scratch, place.ranks, {**flight_recorder(str(scratch)), **environment(spec.recipe)})
         output = Output(scratch, place.first_rank, archive.keep)
         command = [sys.executable, "-m", "trainer.rank", uri]
         agent = make_agent(place, command, output)
@@ -244,11 +235,7 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
             output.close()
             if system is not None:
                 system.close(max(0.0, min(1.0, terminator.left() - 2 * _MARGIN)))
-        ends = []
-        for rank, failure in sorted(result.failures.items()):
-            lines = [line for line in output.last.get(rank, ()) if line.strip()]
-            word = word_of(scratch, rank) or (lines[-1] if lines else "")
-            ends.append(Ended(rank, failure.exitcode, word, rank in agent.closed))
+        ends = ends_of(result, output, scratch, agent.closed)
         verdict = Verdict(ExitCode.HARDWARE, hung[1], hung[0]) if hung else judge(ends, terminator.stopped)
         if terminator.idle and verdict.code == ExitCode.PREEMPTED:
             verdict = replace(verdict, code=ExitCode.IDLE, message=f"{terminator.idle}: {verdict.message}")
@@ -259,6 +246,37 @@ def _run(uri: str, spec: RunSpec, env: Mapping[str, str], terminator: Terminator
             if kept and hung:
                 verdict = replace(verdict, message=f"{verdict.message}. Stacks: {kept}")
         return verdict
+
+
+def set_environment(scratch: Path, ranks: int, more: Mapping[str, str]) -> None:
+    """Set what the ranks of this node find: their folder and launcher, and defaults for what nobody has set.
+
+    :param ranks: how many they are. :param more: further defaults.
+    """
+    from trainer.node.machine import allocator, available_cores
+
+    os.environ["DROPFORGE_SCRATCH"] = str(scratch)
+    os.environ["DROPFORGE_LAUNCHER"] = str(os.getpid())
+    defaults = {
+        **more,
+        **allocator(os.environ),
+        # torchrun would set one thread per rank, whatever the machine has.
+        "OMP_NUM_THREADS": str(max(1, available_cores() // ranks)),
+        # Threads that spin while they wait make a shared machine many times slower.
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    for key, value in defaults.items():
+        os.environ.setdefault(key, value)
+
+
+def ends_of(result: Any, output: Any, scratch: Path, closed: frozenset[int]) -> list[Ended]:
+    """The ranks that did not end well, each with its last word."""
+    ends = []
+    for rank, failure in sorted(result.failures.items()):
+        lines = [line for line in output.last.get(rank, ()) if line.strip()]
+        word = word_of(scratch, rank) or (lines[-1] if lines else "")
+        ends.append(Ended(rank, failure.exitcode, word, rank in closed))
+    return ends
 
 
 def leave_began(store: Store, began: float) -> None:

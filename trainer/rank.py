@@ -195,9 +195,13 @@ def _keep_flight_records(rank: int) -> None:
             keep_flight_records(folder, rank)
 
 
-if __name__ == "__main__":
-    faulthandler.enable()
-    ended = main()
+def leave_process(code: int) -> None:
+    """End this rank: threads of collectives may hang in an ordinary exit once a peer is gone."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(ended)  # threads of collectives may hang in an ordinary exit once a peer is gone
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    leave_process(main())

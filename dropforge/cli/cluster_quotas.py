@@ -13,7 +13,6 @@ from typing import Any, Final
 from dropforge.stack.doctor import Finding, Level
 
 _PLAIN: Final = ("cpu", "memory", "ephemeral-storage")  # a quota may name their requests without saying so
-
 _UNITS: Final = (
     *((1000**power, unit) for power, unit in ((4, "T"), (3, "G"), (2, "M"))),
     *((1024**power, unit) for power, unit in ((4, "Ti"), (3, "Gi"), (2, "Mi"))),
